@@ -1,0 +1,1 @@
+"""The data room: corpora, tokenizer, packing and batches."""

@@ -1,0 +1,1 @@
+"""The model room: the transformer, its attention and its losses."""

@@ -1,0 +1,1 @@
+"""The monitoring room: event files, callbacks and inline TensorBoard."""

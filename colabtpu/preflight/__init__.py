@@ -1,0 +1,1 @@
+"""The preflight room: compile a Keras step with libtpu, without a TPU."""
