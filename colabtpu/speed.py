@@ -99,12 +99,7 @@ def _jax_step(connection: "Connection", n: int, chain: int, dtype: str) -> Calla
     import jax.numpy as jnp
 
     w = jnp.ones((n, n), dtype) / n
-    x = jax.device_put(
-        jnp.ones((connection.num_cores * n, n), dtype),
-        jax.sharding.NamedSharding(
-            jax.sharding.Mesh(list(connection.devices), "batch"),
-            jax.sharding.PartitionSpec("batch"),
-        ),
-    )
+    rows = jax.sharding.NamedSharding(connection.mesh, jax.sharding.PartitionSpec("batch"))
+    x = jax.device_put(jnp.ones((connection.num_cores * n, n), dtype), rows)
     step = jax.jit(lambda x, w: _chained(x, w, chain))
     return lambda: step(x, w).block_until_ready()
