@@ -282,6 +282,14 @@ def _keras_hub_newer(e: Environment, engine: str) -> str | None:
     return f"keras-hub {hub} beside keras {keras}"
 
 
+def _text_mismatch(e: Environment, engine: str) -> str | None:
+    stock = stock_tensorflow(e) or f"tensorflow-tpu {e.builds.get('tensorflow-tpu', '')}"
+    text, tensorflow = e.builds.get("tensorflow-text", ""), stock.split(" ")[1]
+    if not text or not tensorflow or version(text)[:2] == version(tensorflow)[:2]:
+        return None
+    return f"tensorflow-text {text} beside {stock}"
+
+
 def _held(e: Environment, engine: str) -> str | None:
     if not e.tpu_holders:
         return None
@@ -341,6 +349,14 @@ ENTRIES = (
         "keras-hub was installed with --no-deps, or Keras was put back afterwards.",
         f'{INSTALL}, or: pip install --no-deps "keras>=3.15.1,<3.16"',
         check=_keras_hub_newer,
+    ),
+    Entry(
+        "tensorflow-text-of-another-release", "warning",
+        "{seen}: its compiled ops belong to another TensorFlow.",
+        "tensorflow-text must have the same first two numbers as TensorFlow; else importing it "
+        "ends in 'undefined symbol'.",
+        f"pip uninstall -y tensorflow-text, then {INSTALL} --engine tensorflow",
+        engine="tensorflow", check=_text_mismatch,
     ),
     Entry(
         "tensorflow-missing-on-tpu", "error",
