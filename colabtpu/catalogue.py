@@ -102,7 +102,7 @@ def _keras_missing(e: Environment, engine: str) -> str | None:
 def _no_tensorflow_on_tpu(e: Environment, engine: str) -> str | None:
     if not _has_tpu(e) or "tensorflow-tpu" in e.builds or stock_tensorflow(e):
         return None
-    return f"a {e.platform} {e.device}"
+    return e.device
 
 
 def _stock_tensorflow_on_tpu(e: Environment, engine: str) -> str | None:
@@ -360,7 +360,7 @@ ENTRIES = (
     ),
     Entry(
         "tensorflow-missing-on-tpu", "error",
-        "TensorFlow is not installed on {seen}.",
+        "TensorFlow is not installed; the device is {seen}.",
         "Colab's TPU image has had no TensorFlow since March 2025; the JAX engine needs none.",
         f"{INSTALL} --engine tensorflow, or take the JAX engine: connect(engine='jax')",
         engine="tensorflow", check=_no_tensorflow_on_tpu,
