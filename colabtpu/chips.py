@@ -223,8 +223,9 @@ def _shape_of_size(name: str, chip: Chip, size: int) -> tuple[int, ...]:
 
 def _slice(name: str, chip: Chip, shape: tuple[int, ...]) -> Target:
     """Lays the chips out on hosts: one host where they fit on it, else hosts of 2x2."""
-    full = shape + (1,) * (3 - len(shape))
-    if full[chip.dimensions :] not in ((), (1,)):
+    x, y, z = shape + (1,) * (3 - len(shape))
+    full = (x, y, z)
+    if chip.dimensions == 2 and z != 1:
         raise InvalidArgumentError(
             f"{chip.name} slices are flat, such as '{chip.name}:2x4'. Received: target={name!r}",
             "Give two sides.",
