@@ -112,7 +112,11 @@ def test_tensorflow_refuses_before_it_is_imported(
 
 @pytest.mark.parametrize("engine", ["tensorflow", "auto"])
 def test_tensorflow_imported_too_early_on_a_tpu(tmp_path: Path, engine: str) -> None:
-    environment = _environment(tmp_path, COLAB_V5E, TENSORFLOW_TPU, "tensorflow")
+    environment = dataclasses.replace(
+        _environment(tmp_path, COLAB_V5E, TENSORFLOW_TPU),
+        imported=frozenset({"tensorflow", "keras"}),  # the first imports the second
+        keras_backend="tensorflow",
+    )
     with pytest.raises(failures.TooLateError, match=r"[Rr]estart the kernel"):
         open_connection(Wish(engine), environment)
 
