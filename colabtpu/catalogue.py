@@ -102,7 +102,7 @@ def _keras_missing(e: Environment, engine: str) -> str | None:
 def _no_tensorflow_on_tpu(e: Environment, engine: str) -> str | None:
     if not _has_tpu(e) or "tensorflow-tpu" in e.builds or stock_tensorflow(e):
         return None
-    return f"a {e.platform} {e.device}"
+    return e.device
 
 
 def _stock_tensorflow_on_tpu(e: Environment, engine: str) -> str | None:
@@ -282,6 +282,14 @@ def _keras_hub_newer(e: Environment, engine: str) -> str | None:
     return f"keras-hub {hub} beside keras {keras}"
 
 
+def _text_mismatch(e: Environment, engine: str) -> str | None:
+    stock = stock_tensorflow(e) or f"tensorflow-tpu {e.builds.get('tensorflow-tpu', '')}"
+    text, tensorflow = e.builds.get("tensorflow-text", ""), stock.split(" ")[1]
+    if not text or not tensorflow or version(text)[:2] == version(tensorflow)[:2]:
+        return None
+    return f"tensorflow-text {text} beside {stock}"
+
+
 def _held(e: Environment, engine: str) -> str | None:
     if not e.tpu_holders:
         return None
@@ -343,8 +351,16 @@ ENTRIES = (
         check=_keras_hub_newer,
     ),
     Entry(
+        "tensorflow-text-of-another-release", "warning",
+        "{seen}: its compiled ops belong to another TensorFlow.",
+        "tensorflow-text must have the same first two numbers as TensorFlow; else importing it "
+        "ends in 'undefined symbol'.",
+        f"pip uninstall -y tensorflow-text, then {INSTALL} --engine tensorflow",
+        engine="tensorflow", check=_text_mismatch,
+    ),
+    Entry(
         "tensorflow-missing-on-tpu", "error",
-        "TensorFlow is not installed on {seen}.",
+        "TensorFlow is not installed; the device is {seen}.",
         "Colab's TPU image has had no TensorFlow since March 2025; the JAX engine needs none.",
         f"{INSTALL} --engine tensorflow, or take the JAX engine: connect(engine='jax')",
         engine="tensorflow", check=_no_tensorflow_on_tpu,

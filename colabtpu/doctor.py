@@ -160,7 +160,7 @@ def choose_engine(environment: Environment, engine: str = "auto") -> tuple[str, 
     if not against["tensorflow"]:
         return "tensorflow", "this runtime can hold it"
     if not against["jax"] or environment.accelerator == "tpu":
-        return "jax", f"not TensorFlow: {against['tensorflow'][0].what}"
+        return "jax", against["tensorflow"][0].what.rstrip(".")
     return "tensorflow", "neither engine is ready; on this device TensorFlow comes first"
 
 
