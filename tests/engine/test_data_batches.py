@@ -19,7 +19,8 @@ def text(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLABTPU_CACHE", str(tmp_path_factory.mktemp("cache")))
         words = [f"{'abcdefghij'[i % 10]}{i * i % 97} " for i in range(40)]
-        yield data.corpus("".join(words[i % 40 :]) + f"number {i}" for i in range(120))
+        texts = ("".join(words[i % 40 :]) + f"number {i}" for i in range(40))
+        yield data.corpus(texts, validation_share=0.3)
 
 
 @pytest.fixture(scope="module")
