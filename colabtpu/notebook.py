@@ -10,11 +10,13 @@ import argparse
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from colabtpu.errors import ColabTPUError, InvalidArgumentError
@@ -107,7 +109,8 @@ def execute(path: Path, out: Path, env: Mapping[str, str], show: Callable[[Progr
 
     Args:
         path: the notebook.
-        out: an existing folder; gets `notebook.ipynb` and `notebook.html`, also when a cell fails.
+        out: an existing folder; gets `notebook.ipynb`, `notebook.html` and `kernel.log`, also
+            when a cell fails.
         env: variables for the kernel, on top of this process's.
         show: called with the `Progress` whenever it changed.
 
@@ -151,7 +154,10 @@ def execute(path: Path, out: Path, env: Mapping[str, str], show: Callable[[Progr
         on_cell_execute=on_start,
     )
     try:
-        client.execute(env={**os.environ, **env})
+        # What the kernel's process itself says, such as TensorFlow's chatter, would tear the
+        # display apart; it is kept, not lost.
+        with (out / "kernel.log").open("w") as log:
+            client.execute(env={**os.environ, **env}, stderr=log)
     except CellExecutionError as error:
         raise ColabTPUError(
             f"Cell {progress.cell} of {path.name} ({progress.title}) failed: "
@@ -199,6 +205,9 @@ class _Rate:
         return self._value
 
     def _open(self) -> Any:
+        # tensorboard takes this name's presence to mean "do without TensorFlow", which would
+        # take half a minute to import here, in a process that only watches.
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
         paths = sorted(self._logs.glob("**/train/events.out.tfevents.*"), key=os.path.getmtime)

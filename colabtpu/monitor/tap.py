@@ -176,7 +176,8 @@ def _watch_loss(model: keras.Model) -> Iterator[Values]:
     tracker = next((m for m in model.metrics if m.name == "loss"), None)
     if tracker is not None and not hasattr(tracker.update_state, "watched"):
         tracker.update_state = _watched(tracker.update_state)
-    _traced.values = seen = {}
+    seen: Values = {}
+    _traced.values = seen
     try:
         yield seen
     finally:
