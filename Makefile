@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: setup train test test-all lint notebooks clean
+.PHONY: setup train test test-all lint test-plain test-tensorflow test-jax \
+	notebooks notebooks-tensorflow notebooks-jax clean
 
 setup: $(STAMP)
 
@@ -16,17 +17,33 @@ $(STAMP): requirements.txt requirements/dev.txt pyproject.toml
 	@touch $(STAMP)
 
 train: setup
-	$(BIN)/python -m colabtpu train
+	CT_ENGINE=$(or $(ENGINE),auto) $(BIN)/python -m colabtpu train
+
+# What `test` runs, two at a time: the machine this was made for has two cores.
+CHECKS = lint test-plain test-tensorflow test-jax notebooks-tensorflow notebooks-jax
+FAST ?= not slow
+
+test: setup
+	@$(MAKE) --no-print-directory -j2 --output-sync=target $(CHECKS)
+
+test-all: setup
+	@$(MAKE) --no-print-directory test FAST="slow or not slow"
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest --ignore=tests/engine -m "not slow"
-	ENGINE=tensorflow $(BIN)/pytest tests/engine -m "not slow"
-	ENGINE=jax $(BIN)/pytest tests/engine -m "not slow"
+test-plain: setup
+	$(BIN)/python -m pytest tests --ignore=tests/engine -m "$(FAST)"
+
+test-tensorflow test-jax: test-%: setup
+	ENGINE=$* $(BIN)/python -m pytest tests/engine -m "$(FAST)"
+
+# The same notebooks as on Colab; the environment shrinks the work, never the code path.
+notebooks-tensorflow notebooks-jax: notebooks-%: setup
+	CT_ENGINE=$* CT_SIZE=tiny CT_RUN_DIR=$$(mktemp -d) \
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 notebooks
 
 notebooks: setup
 	$(BIN)/jupyter lab notebooks
