@@ -27,11 +27,24 @@ _HOME = {
     "losses": "models.losses",
     "models": "models",
     "monitor": "monitor",
+    "notebook": "notebook",
     "preflight": "preflight",
+    "speed": "speed",
 }
 
 if TYPE_CHECKING:
-    from colabtpu import batching, chips, data, doctor, environment, models, monitor, preflight
+    from colabtpu import (
+        batching,
+        chips,
+        data,
+        doctor,
+        environment,
+        models,
+        monitor,
+        notebook,
+        preflight,
+        speed,
+    )
     from colabtpu.connection import Connection, connect
     from colabtpu.errors import ColabTPUError, InvalidArgumentError
     from colabtpu.models import losses
@@ -49,7 +62,9 @@ __all__ = [
     "losses",
     "models",
     "monitor",
+    "notebook",
     "preflight",
+    "speed",
 ]
 
 

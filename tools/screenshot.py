@@ -1,0 +1,118 @@
+"""Runs a notebook in a real JupyterLab in headless Chromium and takes pictures of it.
+
+    python -m pip install playwright          # drives Debian's Chromium; downloads no browser
+    CT_SIZE=tiny python tools/screenshot.py notebooks/02_train_transformer.ipynb out/
+
+Leaves `out/top.png`, one `out/NN.png` a screen down to the end, and says which cells failed.
+"""
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def start_lab(folder: Path, python: str) -> tuple[subprocess.Popen, str]:
+    """Starts JupyterLab on loopback; returns the process and its address."""
+    port = free_port()
+    command = [python, "-m", "jupyter", "lab", "--no-browser", "--allow-root",
+               "--ip=127.0.0.1", f"--port={port}", "--IdentityProvider.token=",
+               "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={folder}"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(120):
+        try:
+            urllib.request.urlopen(f"{url}/api", timeout=1)
+            return process, url
+        except OSError:
+            time.sleep(0.5)
+    raise SystemExit("JupyterLab did not start within a minute")
+
+
+def main() -> int:
+    """Runs all cells, waits until the kernel is idle, and takes the pictures."""
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="the Python that has JupyterLab")
+    parser.add_argument("--minutes", type=float, default=20)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    scratch = args.notebook.with_name(f".shot-{args.notebook.name}")
+    shutil.copy(args.notebook, scratch)
+    lab, url = start_lab(args.notebook.resolve().parent, args.python)
+    try:
+        with sync_playwright() as p:
+            browser = p.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM_ARGS)
+            page = browser.new_page(viewport={"width": 1280, "height": 1000})
+            page.goto(f"{url}/doc/tree/{scratch.name}")
+            page.wait_for_selector(".jp-Notebook", timeout=60_000)
+            page.wait_for_selector('[data-status="idle"]', timeout=90_000)
+            page.keyboard.press("Escape")
+            page.evaluate("() => 0")
+            page.click("text=Run")
+            page.click("text=Run All Cells")
+            wait_until_done(page, args.minutes * 60)
+            page.wait_for_timeout(8000)
+            take(page, args.out)
+            failed = page.locator(
+                ".jp-RenderedText[data-mime-type*=stderr] >> text=Traceback"
+            ).count()
+            print(f"cells with a traceback: {failed}")
+            browser.close()
+        return 1 if failed else 0
+    finally:
+        lab.terminate()
+        lab.wait()
+        scratch.unlink(missing_ok=True)
+
+
+def wait_until_done(page, seconds: float) -> None:
+    """Waits until no cell prompt shows `[*]`."""
+    end = time.monotonic() + seconds
+    page.wait_for_timeout(3000)
+    while time.monotonic() < end:
+        if page.locator(".jp-InputPrompt >> text='[*]:'").count() == 0:
+            return
+        page.wait_for_timeout(2000)
+    raise SystemExit(f"still running after {seconds:.0f} s")
+
+
+def take(page, out: Path) -> None:
+    """One picture a screen, from the top of the notebook to its end."""
+    scroll = "() => document.querySelector('.jp-WindowedPanel-outer')"
+    page.evaluate(f"({scroll})().scrollTop = 0")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=out / "top.png")
+    height = page.evaluate(f"({scroll})().scrollHeight")
+    for number, top in enumerate(range(0, int(height), 850)):
+        page.evaluate(f"(t) => {{ ({scroll})().scrollTop = t }}", top)
+        page.wait_for_timeout(1500)
+        page.screenshot(path=out / f"{number:02}.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
