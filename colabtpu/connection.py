@@ -241,7 +241,9 @@ def open_connection(wish: Wish, environment: Environment) -> Connection:
         address, source = legacy_address(environment.variables)
         notes.append(f"TPU: {source}")
     engines = candidates(wish, environment, notes)
-    if address is not None:
+    if address not in (None, "local") and "tensorflow" not in engines:
+        notes.append("TPU: not tried, JAX opens this machine's TPU only")
+    elif address is not None:
         opened = _open_tpu(wish, environment, address, engines, notes)
         if opened is not None:
             return opened
@@ -252,7 +254,8 @@ def _open_tpu(
     wish: Wish, environment: Environment, address: str, engines: tuple[str, ...], notes: list[str]
 ) -> Connection | None:
     """Tries each engine on the TPU; `None` when "auto" may go on to the next device."""
-    for engine in engines:
+    failures = []
+    for engine in engines if address == "local" else ("tensorflow",):
         try:
             if address == "local":
                 _require_ready(engine, environment)
@@ -262,14 +265,18 @@ def _open_tpu(
                     environment, address, wish.devices, notes
                 )
             else:
-                names, handle = jax_engine.open_tpu(environment, wish.devices, notes)
+                names, handle = jax_engine.open_tpu(wish.devices, notes)
+                jax_engine.keep_tensorflow_off(environment, notes)
         except AcceleratorError as error:
-            if wish.engine != "auto" or wish.tpu is not None or not error.falls_back:
+            if wish.engine != "auto" or not error.falls_back:
                 raise
+            failures.append(error)
             notes.append(f"TPU through {LABELS[engine]}: no. {error.what} Fix: {error.fix}")
             continue
         chip = environment.chip if address == "local" else None
         return _connection(engine, "tpu", chip, names, notes, address=address, handle=handle)
+    if wish.tpu is not None:
+        raise failures[0]
     require_no_bystander(engines, address, notes)
     return None
 

@@ -163,6 +163,13 @@ def _no_answer(engine: str, where: str, found: re.Match[str]) -> AcceleratorErro
     )
 
 
+def _library_off(engine: str, where: str, found: re.Match[str]) -> AcceleratorError:
+    return WrongLibtpuError(
+        "TPU_LOAD_LIBRARY=0 is set, which forbids libtpu.",
+        "del os.environ['TPU_LOAD_LIBRARY'], then restart the kernel.",
+    )
+
+
 def _not_installed(engine: str, where: str, found: re.Match[str]) -> AcceleratorError:
     return MissingEngineError(
         f"{_NAMES[engine]} cannot be imported: {found.group(0)}.",
@@ -222,6 +229,7 @@ _PHRASES: tuple[tuple[str, _Maker], ...] = (
     (r"\w+ not available in this library", _wrong_libtpu),
     (r"No module named '(?:tensorflow|jax)'", _not_installed),
     (r"Unknown backend XLA_TPU_JIT", _stock_wheel),  # a PJRT plugin in a stock wheel: aborts
+    (r"TPU_LOAD_LIBRARY=0, not loading libtpu", _library_off),
     (r"No OpKernel was registered to support Op 'ConfigureDistributedTPU'", _stock_wheel),
     (r"TPUs not found in the cluster[^\n]{0,120}", _no_worker_tpu),
     (r"Missing runtime dependency on the Google API client", _no_metadata),

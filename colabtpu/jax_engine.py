@@ -24,13 +24,10 @@ from colabtpu.failures import (
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
-def open_tpu(
-    environment: Environment, count: int | None, notes: list[str]
-) -> tuple[tuple[str, ...], Any]:
+def open_tpu(count: int | None, notes: list[str]) -> tuple[tuple[str, ...], Any]:
     """Opens this machine's TPU and returns its devices and a `DataParallel` over them.
 
     Args:
-        environment: where this process runs.
         count: devices to use, all of them by default.
         notes: lines for the card are added here.
 
@@ -53,10 +50,6 @@ def open_tpu(
         raise TooLateError(
             f"JAX was already in use without the TPU in this process: {error}.", f"{RESTART}."
         ) from error
-    if "tensorflow-tpu" in environment.builds and "tensorflow" not in sys.modules:
-        # A later `import tensorflow`, say for tf.data, must not reach for the chip that JAX holds.
-        os.environ["TPU_LOAD_LIBRARY"] = "0"
-        os.environ.pop("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", None)
     return _distribute(devices, count, "TPU cores")
 
 
@@ -105,7 +98,19 @@ def open_local(
             f"{wanted} were asked for: their number is fixed at first use.",
             f"{RESTART}; or take what is there with connect(devices={len(devices)}).",
         )
+    keep_tensorflow_off(environment, notes)
     return "cpu", *_distribute(devices, wanted, "CPU devices")
+
+
+def keep_tensorflow_off(environment: Environment, notes: list[str]) -> None:
+    """Keeps a later `import tensorflow`, say for tf.data, from the libtpu that JAX holds.
+
+    The variable forbids libtpu to JAX too, and to child processes: it is set once JAX is done.
+    """
+    if "tensorflow-tpu" in environment.builds and "tensorflow" not in sys.modules:
+        os.environ["TPU_LOAD_LIBRARY"] = "0"
+        os.environ.pop("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", None)
+        notes.append("TPU_LOAD_LIBRARY=0: an import of tensorflow-tpu leaves the chip to JAX")
 
 
 def live_platform() -> str | None:

@@ -5,6 +5,7 @@
 `connect()` is the way in; nothing here imports TensorFlow before the variables are set.
 """
 
+import importlib
 import importlib.util
 import os
 import socket
@@ -89,19 +90,8 @@ def open_local(
     Raises:
         TooLateError: TensorFlow's CPU was already in use with fewer logical devices.
     """
-    if "tensorflow-tpu" in environment.builds and "tensorflow" not in sys.modules:
-        # Without a TPU this wheel loads libtpu all the same, shows a phantom TPU, and aborts if
-        # libtpu is too new.
-        os.environ["TPU_LOAD_LIBRARY"] = "0"
-        notes.append("TPU_LOAD_LIBRARY=0: this tensorflow-tpu build leaves libtpu alone")
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise MissingEngineError(
-            f"TensorFlow cannot be imported: {error}.", f"{INSTALL} --engine tensorflow"
-        ) from error
-
+    tf = _import(environment)
     gpus = tf.config.list_physical_devices("GPU")
     if environment.accelerator == "gpu" and not gpus:
         notes.append("GPU: one is attached, but this TensorFlow sees none (no CUDA libraries?)")
@@ -138,6 +128,27 @@ def pjrt_variables(chip: Chip | None, variables: Mapping[str, str]) -> dict[str,
         "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": library,
         "TF_XLA_FLAGS": " ".join(flags),
     }
+
+
+def _import(environment: Environment) -> Any:
+    """Imports TensorFlow, without libtpu: no TPU is wanted here.
+
+    tensorflow-tpu would load it all the same, show a phantom TPU, and abort the process if
+    libtpu is too new. The variable goes away again: it would keep JAX and the preflight's child
+    processes from libtpu too.
+    """
+    off = "tensorflow-tpu" in environment.builds and "TPU_LOAD_LIBRARY" not in os.environ
+    if off:
+        os.environ["TPU_LOAD_LIBRARY"] = "0"
+    try:
+        return importlib.import_module("tensorflow")
+    except ImportError as error:
+        raise MissingEngineError(
+            f"TensorFlow cannot be imported: {error}.", f"{INSTALL} --engine tensorflow"
+        ) from error
+    finally:
+        if off:
+            del os.environ["TPU_LOAD_LIBRARY"]
 
 
 def _check_local(environment: Environment) -> dict[str, str]:

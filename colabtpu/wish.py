@@ -16,7 +16,7 @@ from typing import Any
 from colabtpu import batching, doctor
 from colabtpu.environment import Environment
 from colabtpu.errors import InvalidArgumentError
-from colabtpu.failures import RESTART, TooLateError
+from colabtpu.failures import INSTALL, RESTART, MissingEngineError, TooLateError
 
 ENGINES = ("tensorflow", "jax")
 LABELS = {"tensorflow": "TensorFlow", "jax": "JAX"}
@@ -70,7 +70,10 @@ def legacy_address(variables: Mapping[str, str]) -> tuple[str | None, str]:
     for name, value in held.items():
         bare = value.rpartition(";")[2]
         if bare.startswith("grpc://") or (bare and name != "TPU_NAME" and ":" in bare):
-            return _checked_address(bare), f"{name}={value} holds the address of a worker"
+            try:
+                return _checked_address(bare), f"{name}={value} holds the address of a worker"
+            except InvalidArgumentError:
+                return None, f"none on this machine; {name}={value} is no address, and ignored"
     name = held["TPU_NAME"]
     if name and name != "local":
         return None, f"none on this machine; TPU_NAME={name} is used by connect(tpu={name!r}) only"
@@ -88,7 +91,13 @@ def candidates(wish: Wish, environment: Environment, notes: list[str]) -> tuple[
     notes.append(f"Engine: {LABELS[first]} first, {reason}")
     if "keras" in environment.imported:
         return (first,)
-    return (first, *(e for e in ENGINES if e != first and find_spec(e) is not None))
+    order = (first, *(engine for engine in ENGINES if engine != first))
+    installed = tuple(engine for engine in order if find_spec(engine) is not None)
+    if not installed:
+        raise MissingEngineError(
+            "Neither TensorFlow nor JAX is installed.", f"{INSTALL}, then restart the kernel."
+        )
+    return installed
 
 
 def require_backend(engine: str, environment: Environment, notes: list[str]) -> None:

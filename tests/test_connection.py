@@ -6,6 +6,7 @@ No ML framework is imported here; what needs one runs in a process of its own.
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -149,6 +150,7 @@ def test_a_busy_tpu_names_the_process_and_hides_behind_no_fallback(
         ({"TPU_NAME": "local"}, None),
         ({"TPU_NAME": ""}, None),
         ({"TPU_NAME": "my-tpu"}, None),
+        ({"COLAB_TPU_ADDR": "10.0.0.2:port"}, None),
         ({"COLAB_TPU_1VM": ""}, None),
         ({}, None),
     ],
@@ -336,3 +338,65 @@ def test_a_legacy_variable_that_leads_to_a_worker_without_a_tpu() -> None:
     assert said["connection"] == ["cpu", 8]
     assert "COLAB_TPU_ADDR=" in said["card"]
     assert "TPUs not found in the cluster" in said["card"]
+
+
+def _tensorflow_tpu(libtpu: str) -> str:
+    """Returns the Python of a cached environment with a real tensorflow-tpu and this libtpu."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = cache / "colabtpu" / f"tensorflow-tpu-2.20.0-py{sys.version_info[1]}"
+    python = folder / "bin" / "python"
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if uv is None:
+        make, pip = [sys.executable, "-m", "venv"], [str(python), "-m", "pip", "install", "-q"]
+    else:
+        make = [uv, "venv", "-q", "--python", sys.executable]
+        pip = [uv, "pip", "install", "-q", "--python", str(python)]
+    if not python.exists():
+        subprocess.run([*make, str(folder)], check=True)
+    builds = ["tensorflow-tpu==2.20.0", f"libtpu=={libtpu}", "keras>=3.15.1,<3.16", "rich"]
+    subprocess.run([*pip, *builds, "setuptools<82"], check=True)
+    return str(python)
+
+
+TRY = """
+    import json, os
+    import colabtpu as ct
+    from colabtpu import chips, failures, probe, tensorflow_engine
+    said = {}
+    try:
+        ct.connect(engine="tensorflow")
+    except ct.ColabTPUError as error:
+        said["connect"] = [type(error).__name__, str(error)]
+    for chip in ("v4", "v5e"):
+        variables = tensorflow_engine.pjrt_variables(chips.chip(chip), os.environ)
+        outcome = probe.run("tensorflow", "local", {**os.environ, **variables})
+        error = failures.recognise(outcome, "tensorflow", "local")
+        said[chip] = [type(error).__name__, outcome.stage, outcome.status]
+    tpu = ct.connect()
+    said["auto"] = [tpu.engine, tpu.device, tpu.num_cores, os.environ.get("TPU_LOAD_LIBRARY")]
+    said["card"] = tpu.describe()
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.tpu_compiler
+@pytest.mark.parametrize(
+    ("libtpu", "connects", "v4", "v5e"),
+    [
+        # Too new: `import tensorflow` aborts, with and without PJRT.
+        ("0.0.52", "WrongLibtpuError", ["import", -6], ["import", -6]),
+        # Colab's: imports, says that there is no chip, and through PJRT segfaults instead.
+        ("0.0.21.1", "NoTPUError", ["initialise", 1], ["initialise", -11]),
+    ],
+)
+def test_a_real_tensorflow_tpu_whose_libtpu_ends_the_process(
+    libtpu: str, connects: str, v4: list[Any], v5e: list[Any]
+) -> None:
+    variables = {**COLAB_V5E, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    said = _python(TRY, variables, _tensorflow_tpu(libtpu))
+    assert said["connect"][0] == connects
+    assert said["v4"] == [connects, *v4]
+    assert said["v5e"] == [connects, *v5e]
+    assert said["auto"] == ["tensorflow", "cpu", 8, None]
+    assert "and not the TPU" in said["card"]

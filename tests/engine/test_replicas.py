@@ -55,7 +55,9 @@ def transformer() -> Any:
     embedding = layers.Embedding(VOCABULARY, WIDTH, name="embedding")
     x = embedding(ids)
     y = layers.LayerNormalization(name="norm")(x)
-    y = layers.MultiHeadAttention(2, WIDTH // 2, name="attention")(y, y, use_causal_mask=True)
+    y = layers.MultiHeadAttention(2, WIDTH // 2, use_bias=False, name="attention")(
+        y, y, use_causal_mask=True
+    )
     y = layers.Dense(WIDTH, activation="gelu", name="dense")(x + y)
     return keras.Model(ids, Logits(embedding)(y))
 
@@ -81,7 +83,7 @@ def curve(connection: Connection, optimizer: str, weights: list[np.ndarray]) -> 
         model.set_weights(weights)
         model.compile(
             {
-                "sgd": lambda: keras.optimizers.SGD(0.3, momentum=0.9),
+                "sgd": lambda: keras.optimizers.SGD(1.0),
                 "adamw": lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.01),
             }[optimizer](),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -102,7 +104,8 @@ def curve(connection: Connection, optimizer: str, weights: list[np.ndarray]) -> 
     return np.diff(sums, axis=1, prepend=0).ravel()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+# SGD would show a gradient that is scaled wrongly, to which AdamW is blind.
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_eight_devices_learn_what_one_learns(engine: str, optimizer: str) -> None:
     weights = initial_weights()
     one = curve(_connect(engine, 1), optimizer, weights)
@@ -129,7 +132,7 @@ def test_the_batch_is_really_split(engine: str) -> None:
 
 
 @pytest.mark.skipif(os.environ.get("ENGINE") == "jax", reason="one of the two runs compares both")
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_both_engines_learn_the_same(engine: str, tmp_path: Path, optimizer: str) -> None:
     weights = initial_weights()
     np.savez(tmp_path / "weights.npz", *weights)
@@ -149,4 +152,4 @@ def test_both_engines_learn_the_same(engine: str, tmp_path: Path, optimizer: str
 if __name__ == "__main__":
     folder, name = Path(sys.argv[1]), sys.argv[2]
     stored = np.load(folder / "weights.npz")
-    np.save(folder / "curve.npy", curve(_connect("jax", 8), name, list(stored.values())))
+    np.save(folder / "curve.npy", curve(_connect("jax", 1), name, list(stored.values())))
