@@ -24,7 +24,7 @@ CHECKS = lint test-plain test-tensorflow test-jax notebooks-tensorflow notebooks
 FAST ?= not slow
 
 test: setup
-	@$(MAKE) --no-print-directory -j2 --output-sync=target $(CHECKS)
+	@$(MAKE) --no-print-directory -j2 -k --output-sync=target $(CHECKS)
 
 test-all: setup
 	@$(MAKE) --no-print-directory test FAST="slow or not slow"
