@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -229,7 +230,13 @@ def _logical_cpus(count: int) -> tuple[str, ...]:
     return tuple(d.name for d in tf.config.list_logical_devices("CPU"))[:count]
 
 
+@cache
 def _strategy(names: tuple[str, ...]) -> Any:
+    """One strategy for the same devices: two in a process break each other's all-reduce.
+
+    Each numbers its collectives from 1, and TensorFlow keeps a number's shape for good
+    ("Collective ops is aborted", "Function was cancelled before it was started").
+    """
     import tensorflow as tf
 
     # Keras cannot run steps_per_execution > 1 nor gradient accumulation under MirroredStrategy,

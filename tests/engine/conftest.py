@@ -5,6 +5,7 @@ with what holds on eight in the same process.
 """
 
 import os
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,19 @@ if ENGINE == "tensorflow":
 def engine() -> str:
     """The engine of this run, "tensorflow" or "jax"."""
     return ENGINE
+
+
+@pytest.fixture(scope="session")
+def eight_devices(engine: str) -> Any:
+    """All 8 CPU devices as one strategy or distribution; build models under its `.scope()`.
+
+    Do not make a `MirroredStrategy` in a test: two in one process break each other.
+    """
+    if engine == "jax":
+        import keras
+
+        return keras.distribution.DataParallel(devices=keras.distribution.list_devices("cpu"))
+    from colabtpu import tensorflow_engine
+
+    names = tuple(device.name for device in tf.config.list_logical_devices("CPU"))
+    return tensorflow_engine._strategy(names)

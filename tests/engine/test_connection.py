@@ -91,17 +91,15 @@ def test_each_engine_has_its_own_handle(engine: str) -> None:
             _ = tpu.strategy
 
 
-@pytest.mark.parametrize("devices", [1, 3])
-def test_fewer_devices_than_there_are(engine: str, devices: int) -> None:
+def test_one_device_of_those_that_there_are(engine: str) -> None:
     import keras
 
-    tpu = open_connection(Wish(engine, devices), surroundings.detect())
-    assert tpu.num_cores == devices
+    tpu = open_connection(Wish(engine, 1), surroundings.detect())
+    assert tpu.num_cores == 1
     with tpu.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    rows = tpu.batch_size(1, multiple=1) * 4
-    history = model.fit(np.ones((rows, 4)), np.ones(rows), batch_size=devices, verbose=0)
+    history = model.fit(np.ones((4, 4)), np.ones(4), batch_size=1, verbose=0)
     assert np.isfinite(history.history["loss"][0])
 
 
@@ -119,14 +117,23 @@ def test_the_other_engine_is_too_late(engine: str) -> None:
 
 
 def test_an_imported_framework_can_still_be_given_its_devices(engine: str) -> None:
-    """The framework first, `connect()` second, a backend preset that is neither: 3 devices."""
+    """The framework first, `connect()` second, a backend preset that is neither: 3 devices.
+
+    In a process of its own: TensorFlow's collectives keep the size of their group for good, so
+    3 devices here would break every later test that trains on 8.
+    """
     script = f"""
 import json, os
 os.environ["KERAS_BACKEND"] = "{engine if engine == "tensorflow" else "torch"}"
 import {engine}
 import colabtpu as ct
 tpu = ct.connect("{engine}", devices=3)
-import keras
+import keras, numpy
+with tpu.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+history = model.fit(numpy.ones((12, 4)), numpy.ones(12), batch_size=3, verbose=0)
+assert numpy.isfinite(history.history["loss"][0])
 print(json.dumps([tpu.num_cores, keras.backend.backend(), os.environ.get("XLA_FLAGS", "")]))
 """
     hidden = ("JAX_PLATFORMS", "XLA_FLAGS", "KERAS_BACKEND")
@@ -134,11 +141,7 @@ print(json.dumps([tpu.num_cores, keras.backend.backend(), os.environ.get("XLA_FL
     clean |= {"PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={
-            **clean,
-            "PYTHONPATH": str(REPOSITORY),
-            "XLA_FLAGS": "--xla_cpu_enable_fast_math=false",
-        },
+        env=clean,
         capture_output=True,
         text=True,
         timeout=300,

@@ -167,7 +167,7 @@ def test_epoch_begins_in_the_middle_when_told(batches, tok):
     assert_same_weights(model, weights_after(tok.vocab_size, train, range(size + 5, 3 * size)))
 
 
-def test_eight_devices_train_like_one_in_static_shapes(batches, tok, engine):
+def test_eight_devices_train_like_one_in_static_shapes(batches, tok, engine, eight_devices):
     train, valid = batches
     expected = weights_after(tok.vocab_size, train, range(4))
     shapes = []
@@ -187,20 +187,16 @@ def test_eight_devices_train_like_one_in_static_shapes(batches, tok, engine):
         return model, lambda: model.fit(train, steps_per_epoch=4, verbose=0)
 
     if engine == "tensorflow":
-        import tensorflow as tf
-
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(8)])
-        with strategy.scope():
+        with eight_devices.scope():
             model, run = fit()
         run()
         traced = [shape for shape in shapes if shape[0] is not None]
         assert set(map(tuple, traced)) == {(BATCH // 8, SEQ_LEN)}
-        spread = strategy.experimental_distribute_dataset(valid.get_tf_dataset())
+        spread = eight_devices.experimental_distribute_dataset(valid.get_tf_dataset())
         for spec in spread.element_spec[0]._component_specs:
             assert spec.shape == (BATCH // 8, SEQ_LEN)
     else:
-        distribution = keras.distribution.DataParallel(devices=keras.distribution.list_devices())
-        with distribution.scope():
+        with eight_devices.scope():
             model, run = fit()
             run()
         traced = [shape for shape in shapes if shape[0] is not None]

@@ -107,16 +107,7 @@ def test_fit_lowers_the_loss_and_logs_accuracy_over_valid_tokens():
     assert logs["loss"] == pytest.approx(by_hand(logits, y, weights), rel=1e-4)
 
 
-def eight_replicas(engine):
-    """Returns a scope over 8 devices."""
-    if engine == "tensorflow":
-        import tensorflow as tf
-
-        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(8)]).scope()
-    return keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:8]).scope()
-
-
-def test_eight_replicas_with_unequal_padding_train_like_one_device(engine):
+def test_eight_replicas_with_unequal_padding_train_like_one_device(eight_devices):
     x, y, weights = (np.concatenate([part] * 2) for part in padded_batch())
 
     def run():
@@ -128,7 +119,7 @@ def test_eight_replicas_with_unequal_padding_train_like_one_device(engine):
         return log.history, [keras.ops.convert_to_numpy(w) for w in model.weights]
 
     alone, alone_weights = run()
-    with eight_replicas(engine):
+    with eight_devices.scope():
         together, together_weights = run()
     np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-5)
     np.testing.assert_allclose(together["accuracy"], alone["accuracy"], rtol=1e-5)

@@ -121,20 +121,12 @@ def test_text_goes_in_and_text_comes_out():
     assert isinstance(ct.models.generate(model, letters, "", 5), str)
 
 
-def test_it_runs_under_a_distribution(engine):
+def test_it_runs_under_a_distribution(eight_devices):
     plain = model_of()
     expected = ct.models.generate(plain, None, [1, 2], 10)
-    with eight_replicas(engine):
+    with eight_devices.scope():
         model = model_of()
         np.testing.assert_array_equal(ct.models.generate(model, None, [1, 2], 10), expected)
-
-
-def eight_replicas(engine):
-    if engine == "tensorflow":
-        import tensorflow as tf
-
-        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(8)]).scope()
-    return keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:8]).scope()
 
 
 @pytest.mark.parametrize(

@@ -61,16 +61,6 @@ def fit(model, folder, *, rows=BATCH * STEPS, epochs=1, extra=(), lag=2, **fit_a
     return model.fit(x, y, epochs=epochs, callbacks=[*logs, *extra], **fit_args)
 
 
-def several_devices(engine: str, number: int):
-    """A scope over `number` logical CPU devices."""
-    if engine == "tensorflow":
-        import tensorflow as tf
-
-        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(number)]).scope()
-    devices = keras.distribution.list_devices("cpu")[:number]
-    return keras.distribution.DataParallel(devices=devices).scope()
-
-
 def numpy_loss_and_accuracy(model, x, y) -> tuple[list[float], list[float]]:
     """Cross-entropy and accuracy of each batch, by numpy alone from the model's logits."""
     logits = np.asarray(model.predict(x, verbose=0), "float64")
@@ -93,10 +83,9 @@ def test_each_step_writes_its_own_batchs_loss_accuracy_and_perplexity(tmp_path):
 
 
 # Eight mirrored CPU replicas take a minute to trace on two cores.
-@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_several_devices_write_what_one_device_writes(tmp_path, engine, devices):
+def test_eight_devices_write_what_one_device_writes(tmp_path, eight_devices):
     fit(language_model(keras.optimizers.SGD(0.1)), tmp_path / "one")
-    with several_devices(engine, devices):
+    with eight_devices.scope():
         model = language_model(keras.optimizers.SGD(0.1))
         fit(model, tmp_path / "several")
     for tag in ("loss", "accuracy", "learning_rate"):
