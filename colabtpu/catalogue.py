@@ -3,7 +3,7 @@
 `doctor.diagnose` runs every check below against an `Environment`; `doctor.choose_engine` takes
 the first engine that none of its own errors stands against. An entry that belongs to one engine
 is an error for that engine alone and a mere note for the other. Error texts that only show
-later stand in symptoms.py.
+later stand in connecting_symptoms.py and training_symptoms.py, as `Symptom`s.
 """
 
 from dataclasses import dataclass
@@ -38,6 +38,30 @@ class Entry:
     fix: str
     engine: str | None = None
     check: Check | None = None
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One error text.
+
+    Attributes:
+        code: its short name, stable between releases.
+        shows: the text as people see it, shortened.
+        pattern: a regular expression that finds it.
+        cause: what it means.
+        fix: the exact next step.
+        source: where it was met.
+        frames: where the text alone is too general, a regular expression that must also fit a
+            file of the traceback.
+    """
+
+    code: str
+    shows: str
+    pattern: str
+    cause: str
+    fix: str
+    source: str
+    frames: str | None = None
 
 
 ENTRIES = (

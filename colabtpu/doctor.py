@@ -4,6 +4,7 @@
 
     from colabtpu import doctor, environment
     doctor.diagnose(environment.detect())    # prints; renders as a card in a notebook
+    doctor.explain(error)                    # what an error means, or None
 
 What can be wrong stands in catalogue.py. Imports no ML framework and runs nothing: a TPU that
 looks right may still fail to start, which `connect()` finds out in a subprocess.
@@ -19,6 +20,9 @@ from colabtpu import environment as surroundings
 from colabtpu.catalogue import ENTRIES, Entry
 from colabtpu.environment import Environment
 from colabtpu.errors import InvalidArgumentError
+from colabtpu.symptoms import Explanation, explain, watch
+
+__all__ = ["Diagnosis", "Explanation", "Finding", "choose_engine", "diagnose", "explain", "watch"]
 
 ENGINES = ("tensorflow", "jax")
 _ORDER = {"error": 0, "warning": 1, "note": 2}
