@@ -7,7 +7,8 @@ A verb is a module with two functions, and one line in the table below:
 
 The module is imported only when its verb is called, so `--help` stays fast and no verb
 pays for another's imports. A verb that reports something offers `--json`. Errors that this
-package raises on purpose are printed without a traceback, and the exit status is 2.
+package raises on purpose are printed without a traceback, and the exit status is 2; another
+error whose text the doctor knows carries the explanation under its traceback.
 """
 
 import argparse
@@ -47,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ColabTPUError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        explanation = import_module("colabtpu.symptoms").explain(error)
+        if explanation:
+            error.add_note(f"\n{explanation}")
+        raise
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
