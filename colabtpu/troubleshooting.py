@@ -61,7 +61,7 @@ def _literal(text: str) -> str:
 def _prose(text: str) -> str:
     """The text with Markdown's marks escaped outside of backticks."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"([*<])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"(\*|<(?=\w))", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 
