@@ -234,8 +234,8 @@ def transformers(piece: Piece) -> Iterator[Finding]:
     """The TensorFlow half of transformers, which transformers 5 dropped."""
     what = "transformers 5 has no TensorFlow models, and those of 4 need Keras 2."
     model = (
-        "keras_hub.models.*.from_preset('hf://...') with fit() on the texts themselves: KerasHub "
-        "tokenizes; keras.optimizers.AdamW with a schedule instead of create_optimizer"
+        "keras_hub.models.*.from_preset('hf://...') and fit() on the texts themselves, which "
+        "KerasHub tokenizes; keras.optimizers.AdamW with a schedule for create_optimizer"
     )
     for node in ast.walk(piece.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers"):
