@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from colabtpu.errors import ColabTPUError, InvalidArgumentError
-from colabtpu.old_code import Edit, Finding, Piece, apply
+from colabtpu.old_code import Edit, Finding, Piece, apply, share_imports
 from colabtpu.old_names import RULES
 from colabtpu.old_setup import Setup
 
@@ -133,6 +133,7 @@ def _notebook(file: Path, notebook: dict[str, Any]) -> Migration:
 
 
 def _findings(pieces: list[Piece]) -> tuple[Finding, ...]:
+    share_imports(pieces)
     found = Setup(pieces).findings()
     for piece in pieces:
         if piece.broken:

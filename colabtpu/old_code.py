@@ -60,12 +60,14 @@ class Piece:
         tree: the parsed source; empty where it does not parse.
         broken: why it does not parse, else `None`.
         magics: line number -> the notebook line, without its indentation.
+        imported: name -> the module it was imported from, over all pieces of the program.
     """
 
     def __init__(self, text: str, cell: int | None = None) -> None:
         self.text = text
         self.cell = cell
         self.magics: dict[int, str] = {}
+        self.imported: dict[str, str] = {}
         self.broken: str | None = None
         self._lines = text.splitlines(keepends=True)
         self._starts = [0]
@@ -146,6 +148,19 @@ def apply(text: str, edits: list[Edit]) -> str:
     for edit in sorted(chosen, key=lambda e: e.start, reverse=True):
         text = text[: edit.start] + edit.new + text[edit.end :]
     return text
+
+
+def share_imports(pieces: list[Piece]) -> None:
+    """Tells every piece which names the program imports from where."""
+    imported = {
+        alias.asname or alias.name: node.module or ""
+        for piece in pieces
+        for node in ast.walk(piece.tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for piece in pieces:
+        piece.imported = imported
 
 
 def dotted(node: ast.AST) -> str:

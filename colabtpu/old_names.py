@@ -18,8 +18,9 @@ _OPTIMIZERS = {
     "RMSPropOptimizer": "RMSprop",
     "AdagradOptimizer": "Adagrad",
 }
+# With the module in front: torch.optim.Adam really takes `lr`.
 _OPTIMIZER_CALL = re.compile(
-    r"(^|\.)(Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Adamax|Nadam|Ftrl|Lion)$"
+    r"optimizers\.(\w+\.)?(Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Adamax|Nadam|Ftrl|Lion)$"
 )
 _TENSORFLOW_1 = {
     "Session": "no sessions: TensorFlow 2 runs at once; train with model.fit",
@@ -48,7 +49,7 @@ def renamed_optimizers(piece: Piece) -> Iterator[Finding]:
 def optimizer_arguments(piece: Piece) -> Iterator[Finding]:
     """`lr=`, and `decay=`, which Keras 3 ignores."""
     for name, call in calls(piece.tree):
-        if not _OPTIMIZER_CALL.search(name):
+        if not _OPTIMIZER_CALL.search(f"{piece.imported.get(name, '')}.{name}"):
             continue
         rate = argument(call, "lr")
         if rate:
@@ -71,10 +72,11 @@ def optimizer_arguments(piece: Piece) -> Iterator[Finding]:
 def _decay(piece: Piece, call: ast.Call, decay: ast.keyword) -> Finding:
     rate = call.args[0] if call.args else getattr(argument(call, "learning_rate"), "value", None)
     what = "Keras 3 ignores `decay`; the old formula was rate / (1 + decay x step)."
-    schedule = f"{_keras(dotted(call.func))}optimizers.schedules.InverseTimeDecay"
-    if not isinstance(literal(rate), float | int) or not isinstance(literal(decay.value), float):
+    prefix, found, _ = dotted(call.func).partition("optimizers.")
+    schedule = f"{prefix}optimizers.schedules.InverseTimeDecay"
+    numbers = isinstance(literal(rate), float | int) and isinstance(literal(decay.value), float)
+    if rate is None or not numbers or not found:
         return piece.found(call, "optimizer-decay", what, f"{schedule}(rate, 1, decay)")
-    assert rate is not None  # for mypy: a literal was found in it
     shown = piece.source(decay.value)
     new = f"{schedule}({piece.source(rate)}, decay_steps=1, decay_rate={shown})"
     edits = (piece.replace(rate, new), piece.remove_argument(call, decay))
@@ -300,12 +302,6 @@ def smaller_last_batch(piece: Piece) -> Iterator[Finding]:
         what = "The last, smaller batch compiles the program a second time on a TPU."
         instead = "batch(..., drop_remainder=True) for training"
         yield piece.found(call, "smaller-last-batch", what, instead, dead=False)
-
-
-def _keras(name: str) -> str:
-    """The prefix that leads to `optimizers`, from the name of an optimizer."""
-    before, found, _ = name.partition("optimizers.")
-    return before if found else "keras."
 
 
 RULES: tuple[Rule, ...] = (

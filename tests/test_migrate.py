@@ -342,6 +342,24 @@ def test_what_cannot_be_changed_safely_is_said(script, old, said):
     assert found.left
 
 
+def test_an_optimizer_is_known_by_where_it_was_imported_from(tmp_path):
+    file = notebook(
+        tmp_path,
+        "from tensorflow.keras.optimizers import Adam\nfrom torch.optim import SGD",
+        "a = Adam(lr=1.0)\nb = SGD(p, lr=1.0)\nc = torch.optim.Adam(p, lr=1.0)\n"
+        "d = Adam(1e-3, decay=1e-6)",
+    )
+    found = migrate(file)
+    changed = "".join(json.loads(found.text)["cells"][1]["source"])
+    assert changed.splitlines()[:3] == [
+        "a = Adam(learning_rate=1.0)",
+        "b = SGD(p, lr=1.0)",
+        "c = torch.optim.Adam(p, lr=1.0)",
+    ]
+    # What to write needs a name that this notebook may not have.
+    assert [(f.line, f.code) for f in found.left] == [(4, "optimizer-decay")]
+
+
 def test_code_of_today_has_nothing_dead(script):
     found = script(
         "import re\n"
@@ -405,7 +423,7 @@ def test_lines_of_the_notebook_are_read_and_kept(tmp_path):
 
 
 def test_a_changed_cell_loses_its_outputs_and_an_unchanged_one_keeps_them(tmp_path):
-    file = notebook(tmp_path, "a = Adam(lr=1.0)", "a = 1")
+    file = notebook(tmp_path, "a = keras.optimizers.Adam(lr=1.0)", "a = 1")
     changed, kept = json.loads(migrate(file).text)["cells"]
     assert (changed["outputs"], changed["execution_count"]) == ([], None)
     assert (kept["outputs"], kept["execution_count"]) == ([{"a": 1}], 3)
