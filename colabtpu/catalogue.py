@@ -104,6 +104,13 @@ ENTRIES = (
         check=checks.keras_hub_newer,
     ),
     Entry(
+        "keras-hub-without-tensorflow", "warning",
+        "{seen} cannot be imported: TensorFlow is not installed.",
+        "Before 0.32 keras-hub imported TensorFlow even on the JAX backend.",
+        f"{INSTALL} --engine jax",
+        engine="jax", check=checks.keras_hub_without_tensorflow,
+    ),
+    Entry(
         "tensorflow-text-of-another-release", "warning",
         "{seen}: its compiled ops belong to another TensorFlow.",
         "tensorflow-text must have the same first two numbers as TensorFlow; else importing it "

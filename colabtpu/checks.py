@@ -252,6 +252,13 @@ def keras_hub_newer(e: Environment, engine: str) -> str | None:
     return f"keras-hub {hub} beside keras {keras}"
 
 
+def keras_hub_without_tensorflow(e: Environment, engine: str) -> str | None:
+    hub = e.builds.get("keras-hub")
+    if not hub or version(hub) >= (0, 32) or "tensorflow-tpu" in e.builds or stock_tensorflow(e):
+        return None
+    return f"keras-hub {hub}"
+
+
 def text_mismatch(e: Environment, engine: str) -> str | None:
     stock = stock_tensorflow(e) or f"tensorflow-tpu {e.builds.get('tensorflow-tpu', '')}"
     text, tensorflow = e.builds.get("tensorflow-text", ""), stock.split(" ")[1]

@@ -224,6 +224,8 @@ def _keras(e: Environment, engine: str) -> list[Command | None]:
     """Keras, keras-hub and what it needs; --no-deps, since keras-hub asks for stock TensorFlow."""
     commands: list[Command | None] = []
     hub = e.builds.get("keras-hub")
+    if engine == "jax" and checks.keras_hub_without_tensorflow(e, engine):
+        hub = None  # too old to be imported without TensorFlow
     # A keras-hub that is there came with the image and its Keras; 0.32 needs Keras 3.15.
     oldest = ">=3.15" if hub is None or checks.version(hub) >= (0, 32) else ">=3.13.2"
     if not _meets(e, "keras", f"{oldest},<3.16"):

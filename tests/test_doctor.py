@@ -212,6 +212,13 @@ def test_the_libtpus_that_were_tried(colab, libtpu, fits):
     assert ("libtpu-outside-range" not in codes(found)) == fits
 
 
+def test_a_keras_hub_that_imports_tensorflow_is_a_warning_on_jax_alone(colab):
+    old = changed(colab, builds={"keras-hub": "0.29.1"})
+    assert "keras-hub-without-tensorflow" in codes(diagnose(old, "jax"), "warning")
+    new = changed(colab, builds={"keras-hub": "0.32.0", "keras": "3.15.1"})
+    assert "keras-hub-without-tensorflow" not in codes(diagnose(new, "jax"))
+
+
 def test_tpu7x_takes_jax_even_where_tensorflow_tpu_is_installed(tmp_path):
     builds = runtimes.COLAB_TPU_BUILDS | TF_TPU
     runtimes.add_pci(tmp_path, "0x0076")
