@@ -124,7 +124,8 @@ def test_in_a_notebook_a_known_error_carries_the_note_under_its_traceback(shell,
     assert watch(shell)
     assert watch(shell), "a second call changes nothing"
     shell.run_cell("{}['COLAB_TPU_ADDR']")
-    said = plain(capsys.readouterr().out)
+    # IPython 9 prints notes with the traceback; for 7 they go to the error stream, below it.
+    said = plain("".join(capsys.readouterr()))
     assert said.count("colabtpu.connect(); `python -m colabtpu migrate") == 1
     assert said.index("KeyError: 'COLAB_TPU_ADDR'") < said.index("colabtpu: Colab set that")
 
@@ -182,6 +183,18 @@ def test_an_ipython_that_shows_no_notes_still_shows_the_explanation(shell, capsy
     said = capsys.readouterr()
     assert "colabtpu: Colab set that" not in said.out
     assert said.err.count("colabtpu: Colab set that") == 1
+
+
+def test_in_a_real_kernel_the_note_is_part_of_the_cells_output():
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    cells = ["from colabtpu import doctor\ndoctor.watch()", "{}['COLAB_TPU_ADDR']", "1/0"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, allow_errors=True, kernel_name="python3").execute()
+    first, known, unknown = (json.dumps(cell.outputs) for cell in notebook.cells)
+    assert "True" in first
+    assert "python -m colabtpu migrate" in known
+    assert "ZeroDivisionError" in unknown
+    assert "colabtpu:" not in unknown
 
 
 def test_the_doctor_offers_both():
