@@ -344,6 +344,14 @@ ENTRIES = (
         check=checks.variable_without_device,
     ),
     Entry(
+        "control-service-unknown", "warning",
+        "VBAR_CONTROL_SERVICE_URL is not set on Colab's {seen}.",
+        "Without it libtpu waits for a minute and ends with DEADLINE_EXCEEDED; the notebook's "
+        "kernel has the variable, a terminal or ssh session may not.",
+        "Run from the notebook, or copy the kernel's TPU_* and VBAR_* variables to the shell.",
+        check=checks.control_service_unknown,
+    ),
+    Entry(
         "no-accelerator", "note",
         "Neither a TPU nor a GPU is attached to this {seen} runtime.",
         "Training will run on the CPU, as 8 logical devices.",

@@ -277,6 +277,13 @@ def unknown_chip(e: Environment, engine: str) -> str | None:
     return "; ".join(e.evidence) if _has_tpu(e) and e.chip is None else None
 
 
+def control_service_unknown(e: Environment, engine: str) -> str | None:
+    """Colab's v6e needs that address; a shell beside the kernel has none of Colab's variables."""
+    if e.platform != "colab" or not e.chip or e.chip.name != "v6e":
+        return None
+    return None if e.variables.get("VBAR_CONTROL_SERVICE_URL") else e.device
+
+
 def variable_without_device(e: Environment, engine: str) -> str | None:
     seen_on_bus = any(line.startswith("PCI bus") for line in e.evidence)
     if e.platform != "cloud_tpu_vm" or e.tpu_nodes or seen_on_bus:

@@ -244,6 +244,14 @@ def test_a_gpu_without_its_driver_is_mentioned_and_the_cpu_is_used(tmp_path):
     assert "gpu-without-driver" in codes(found, "warning")
 
 
+def test_a_shell_on_colabs_v6e_without_the_kernels_variables_is_warned(tmp_path):
+    kernel = runtimes.detect(runtimes.COLAB_V6E, tmp_path, modules={})
+    assert "control-service-unknown" not in codes(diagnose(kernel))
+    runtimes.add_pci(tmp_path, "0x006f")
+    shell = runtimes.detect({}, tmp_path, builds=runtimes.COLAB_TPU_BUILDS, modules={})
+    assert "control-service-unknown" in codes(diagnose(shell), "warning")
+
+
 def test_metadata_queries_are_noted_off_google_cloud_only(tmp_path, colab):
     bare = dataclasses.replace(colab, variables={})
     assert "metadata-server-is-asked" in codes(diagnose(bare), "note")
