@@ -7,10 +7,12 @@ A verb is a module with two functions, and one line in the table below:
 
 The module is imported only when its verb is called, so `--help` stays fast and no verb
 pays for another's imports. A verb that reports something offers `--json`. Errors that this
-package raises on purpose are printed without a traceback, and the exit status is 2.
+package raises on purpose are printed without a traceback, and the exit status is 2; another
+error whose text the doctor knows carries the explanation under its traceback.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,6 +24,7 @@ from colabtpu.errors import ColabTPUError
 VERBS = {
     "doctor": ("colabtpu.doctor", "say what is wrong with this runtime, and the fix"),
     "install": ("colabtpu.install", "install what this runtime needs, in the right order"),
+    "migrate": ("colabtpu.migrate", "bring a notebook of other years to today"),
     "train": ("colabtpu.notebook", "run a notebook headless and keep what it leaves"),
 }
 
@@ -47,6 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ColabTPUError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        explanation = import_module("colabtpu.symptoms").explain(error)
+        if explanation:
+            error.add_note(f"\n{explanation}")
+        raise
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130

@@ -1,9 +1,11 @@
 """What is wrong with this runtime, why, and the next step; which engine and device a run takes.
 
     python -m colabtpu doctor [--json]       # exit status 0 when a training run can start
+    python -m colabtpu doctor --bundle       # a small report for a bug report
 
     from colabtpu import doctor, environment
     doctor.diagnose(environment.detect())    # prints; renders as a card in a notebook
+    doctor.explain(error)                    # what an error means, or None
 
 What can be wrong stands in catalogue.py. Imports no ML framework and runs nothing: a TPU that
 looks right may still fail to start, which `connect()` finds out in a subprocess.
@@ -13,12 +15,17 @@ import argparse
 import dataclasses
 import html
 import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from colabtpu import environment as surroundings
 from colabtpu.catalogue import ENTRIES, Entry
 from colabtpu.environment import Environment
 from colabtpu.errors import InvalidArgumentError
+from colabtpu.symptoms import Explanation, explain, watch
+
+__all__ = ["Diagnosis", "Explanation", "Finding", "choose_engine", "diagnose", "explain", "watch"]
 
 ENGINES = ("tensorflow", "jax")
 _ORDER = {"error": 0, "warning": 1, "note": 2}
@@ -209,10 +216,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's options."""
     parser.add_argument("--engine", choices=("auto", *ENGINES), default="auto")
     parser.add_argument("--json", action="store_true", help="print plain data")
+    parser.add_argument(
+        "--bundle",
+        nargs="?",
+        type=Path,
+        const=Path("colabtpu-report.md"),
+        metavar="FILE",
+        help="write a small report without secrets, for a bug report (%(const)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the diagnosis; exit status 0 when a training run can start, 1 otherwise."""
     diagnosis = diagnose(engine=args.engine)
     print(json.dumps(diagnosis.to_dict(), indent=2) if args.json else diagnosis)
+    if args.bundle:
+        from colabtpu import bundle  # it imports this module
+
+        print(f"\nreport: {bundle.write(diagnosis, args.bundle)}", file=sys.stderr)
     return 0 if diagnosis.ready else 1

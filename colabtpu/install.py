@@ -24,13 +24,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from colabtpu import catalogue
+from colabtpu import catalogue, checks
 from colabtpu import environment as surroundings
 from colabtpu.doctor import ENGINES, choose_engine, diagnose
 from colabtpu.environment import Environment
 from colabtpu.errors import ColabTPUError
 
-LIBTPU = f"libtpu{catalogue.LIBTPU_SPECIFIER}"
+LIBTPU = f"libtpu{checks.LIBTPU_SPECIFIER}"
 
 # distribution -> (the range that was tried, what to install where it is not met). The lower ends
 # are what Colab's and Kaggle's images ship, so that those are left alone.
@@ -187,10 +187,10 @@ def _libraries_of_tensorflow(e: Environment, keep: str) -> Command | None:
 
 
 def _libtpu_for_tensorflow(e: Environment) -> Command | None:
-    if catalogue.libtpu_fits(e):
+    if checks.libtpu_fits(e):
         return None
-    oldest, newest = catalogue.LIBTPU_FOR_TENSORFLOW.get(
-        catalogue.version(e.builds["tensorflow-tpu"])[:2], ((), ())
+    oldest, newest = checks.LIBTPU_FOR_TENSORFLOW.get(
+        checks.version(e.builds["tensorflow-tpu"])[:2], ((), ())
     )
     if oldest == newest:
         raise ColabTPUError(
@@ -224,8 +224,10 @@ def _keras(e: Environment, engine: str) -> list[Command | None]:
     """Keras, keras-hub and what it needs; --no-deps, since keras-hub asks for stock TensorFlow."""
     commands: list[Command | None] = []
     hub = e.builds.get("keras-hub")
+    if engine == "jax" and checks.keras_hub_without_tensorflow(e, engine):
+        hub = None  # too old to be imported without TensorFlow
     # A keras-hub that is there came with the image and its Keras; 0.32 needs Keras 3.15.
-    oldest = ">=3.15" if hub is None or catalogue.version(hub) >= (0, 32) else ">=3.13.2"
+    oldest = ">=3.15" if hub is None or checks.version(hub) >= (0, 32) else ">=3.13.2"
     if not _meets(e, "keras", f"{oldest},<3.16"):
         light = ["--no-deps"] if "keras" in e.builds else []
         commands.append(_add(_KERAS[1], "keras-hub 0.32 needs Keras 3.15", options=light))
@@ -233,7 +235,7 @@ def _keras(e: Environment, engine: str) -> list[Command | None]:
         commands.append(_add(_KERAS_HUB, "presets and layers", options=["--no-deps"]))
     if engine == "tensorflow" and "tensorflow-text" not in e.builds:
         commands.append(_tensorflow_text(e))
-    needs = _KERAS_HUB_NEEDS if hub is None or catalogue.version(hub) >= (0, 32) else {}
+    needs = _KERAS_HUB_NEEDS if hub is None or checks.version(hub) >= (0, 32) else {}
     return [*commands, _missing(e, needs, "what keras-hub imports")]
 
 
@@ -272,9 +274,9 @@ def _meets(e: Environment, name: str, tried: str) -> bool:
     """Whether a build is installed in the range `">=low,<high"`; the range's end may be open."""
     if name not in e.builds:
         return False
-    have = catalogue.version(e.builds[name])
+    have = checks.version(e.builds[name])
     low, _, high = tried.removeprefix(">=").partition(",<")
-    return catalogue.version(low) <= have and (not high or have < catalogue.version(high))
+    return checks.version(low) <= have and (not high or have < checks.version(high))
 
 
 def _name(word: str) -> str:

@@ -44,6 +44,16 @@ def test_another_error_keeps_its_traceback(verb):
         cli.main(["try"])
 
 
+def test_another_error_that_the_doctor_knows_carries_its_explanation(verb):
+    def run(args: argparse.Namespace) -> int:
+        raise KeyError("COLAB_TPU_ADDR")
+
+    verb.run = run
+    with pytest.raises(KeyError) as caught:
+        cli.main(["try"])
+    assert "colabtpu.connect()" in "".join(caught.value.__notes__)
+
+
 def test_control_c_ends_quietly(verb, capsys):
     def run(args: argparse.Namespace) -> int:
         raise KeyboardInterrupt

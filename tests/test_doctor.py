@@ -212,6 +212,13 @@ def test_the_libtpus_that_were_tried(colab, libtpu, fits):
     assert ("libtpu-outside-range" not in codes(found)) == fits
 
 
+def test_a_keras_hub_that_imports_tensorflow_is_a_warning_on_jax_alone(colab):
+    old = changed(colab, builds={"keras-hub": "0.29.1"})
+    assert "keras-hub-without-tensorflow" in codes(diagnose(old, "jax"), "warning")
+    new = changed(colab, builds={"keras-hub": "0.32.0", "keras": "3.15.1"})
+    assert "keras-hub-without-tensorflow" not in codes(diagnose(new, "jax"))
+
+
 def test_tpu7x_takes_jax_even_where_tensorflow_tpu_is_installed(tmp_path):
     builds = runtimes.COLAB_TPU_BUILDS | TF_TPU
     runtimes.add_pci(tmp_path, "0x0076")
@@ -235,6 +242,14 @@ def test_a_gpu_without_its_driver_is_mentioned_and_the_cpu_is_used(tmp_path):
     found = diagnose(environment)
     assert found.ready
     assert "gpu-without-driver" in codes(found, "warning")
+
+
+def test_a_shell_on_colabs_v6e_without_the_kernels_variables_is_warned(tmp_path):
+    kernel = runtimes.detect(runtimes.COLAB_V6E, tmp_path, modules={})
+    assert "control-service-unknown" not in codes(diagnose(kernel))
+    runtimes.add_pci(tmp_path, "0x006f")
+    shell = runtimes.detect({}, tmp_path, builds=runtimes.COLAB_TPU_BUILDS, modules={})
+    assert "control-service-unknown" in codes(diagnose(shell), "warning")
 
 
 def test_metadata_queries_are_noted_off_google_cloud_only(tmp_path, colab):

@@ -144,6 +144,14 @@ def test_a_setuptools_that_breaks_tensorboard_is_replaced(tmp_path):
     assert "'setuptools>=70,<82'" in " ".join(lines(commands))
 
 
+def test_a_keras_hub_that_needs_tensorflow_is_replaced_for_jax(tmp_path):
+    builds = runtimes.COLAB_TPU_BUILDS | {"keras-hub": "0.29.1"}
+    environment = runtimes.colab_tpu(tmp_path, builds=builds)
+    commands = plan(environment, "jax")
+    assert "pip install --no-deps keras-hub==0.32.0" in lines(commands)
+    assert plan(pip(environment, commands), "jax") == ()
+
+
 def test_tensorflow_text_follows_the_tensorflow_that_is_there(tmp_path):
     builds = runtimes.COLAB_CPU_BUILDS | {"tensorflow": "2.21.0"}
     del builds["tensorflow-text"]
