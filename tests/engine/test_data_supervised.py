@@ -68,6 +68,7 @@ def test_fit_learns_the_labels(tok):
     keras.utils.set_random_seed(0)
     x = {name: keras.Input((128,), dtype="int32", name=name) for name in train.spec[0]}
     hidden = keras.layers.Embedding(tok.vocab_size, 8)(x["tokens"])
+    hidden += keras.layers.Embedding(128, 8)(x["positions"])
     hidden *= keras.ops.cast(x["segment_ids"], "float32")[..., None]
     model = keras.Model(x, keras.layers.Dense(2)(keras.ops.sum(hidden, axis=1)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
