@@ -4,6 +4,7 @@ Each run is a process of its own. So that twenty of them are quick, they are for
 that has imported Keras and run nothing yet: `python test_checkpoint_kill.py` is that one.
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -96,6 +97,7 @@ def serve():
         reads, writes = os.pipe()
         child = os.fork()
         if not child:
+            faulthandler.dump_traceback_later(240, exit=True)  # a hang fails, with its stack
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             train(directory, writes)
             os._exit(0)
@@ -108,6 +110,8 @@ def serve():
             timer.start()
         _, status = os.waitpid(child, 0)
         timer.cancel()
+        if seconds is not None:
+            timer.join()  # a fork must not find a thread halfway
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         print(json.dumps([code, time.monotonic() - start]), flush=True)
 
@@ -197,7 +201,7 @@ def test_uninterrupted_run_sees_every_example_as_often(uninterrupted):
 
 
 def test_killed_runs_end_like_the_uninterrupted_one(sessions, uninterrupted, tmp_path):
-    check_kills(sessions, uninterrupted, tmp_path / "run", kills=4, seed=0)
+    check_kills(sessions, uninterrupted, tmp_path / "run", kills=5, seed=0)
 
 
 @pytest.mark.slow
