@@ -4,6 +4,7 @@ Each run is a process of its own. So that twenty of them are quick, they are for
 that has imported Keras and run nothing yet: `python test_checkpoint_kill.py` is that one.
 """
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -91,6 +92,9 @@ def serve():
 
     import colabtpu.checkpoint.resuming
     import colabtpu.data.batches  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import tensorflow  # noqa: F401  # `set_random_seed` imports it where it is installed
 
     for line in sys.stdin:
         directory, seconds = json.loads(line)
