@@ -27,6 +27,9 @@ from colabtpu.errors import ColabTPUError, InvalidArgumentError
 ON_NAN = ("stop", "roll back", "ignore")
 MOST_ROLLBACKS = 3
 HEARTBEAT_SECONDS = 5.0
+# A callback that writes curves puts its flush here, `model.__dict__.setdefault(FLUSH, {})[name]`:
+# what it wrote up to a checkpoint must not be lost with the process, or the curve has a gap.
+FLUSH = "_colabtpu_flush"
 
 
 def resume(
@@ -372,6 +375,8 @@ class Resume(keras.callbacks.Callback):
             return
         start = time.monotonic()
         self._collect()
+        for flush in self._model.__dict__.get(FLUSH, {}).values():
+            flush()
         if self.position in (self._saved, Position(data_step=self.position.data_step)):
             return  # saved already, or nothing to save yet
         arrays = self._snapshot.take(self.model) | (self._epoch_metrics or {})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from colabtpu.checkpoint import Store, resume
+from colabtpu.checkpoint.resuming import FLUSH
 from colabtpu.data import Batches
 from colabtpu.errors import ColabTPUError, InvalidArgumentError
 
@@ -235,6 +236,24 @@ def test_roll_back_goes_on_with_the_next_batch(tmp_path):
     assert any("back to the state of step" in message for message in saver.messages)
     assert all(np.isfinite(weights).all() for weights in model.get_weights())
     assert Store(tmp_path).newest_whole("run-0001")[0].step == STEPS
+
+
+def test_curves_are_flushed_up_to_each_checkpoint(tmp_path):
+    """A callback with a lag, as one that does not wait for the device has."""
+
+    class Curve(At):
+        def on_train_begin(self, logs=None):
+            self.written = []
+            self.model.__dict__.setdefault(FLUSH, {})["curve"] = self.flush
+
+        def flush(self):
+            self.written = list(self.steps)
+
+    curve = Curve(5, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, callbacks=[curve])
+    assert curve.written == [0, 1, 2, 3, 4, 5]
+    assert fit(tmp_path)[1].initial_step == 6
 
 
 def test_best_checkpoint_outlives_newer_ones(tmp_path):
