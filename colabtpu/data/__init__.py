@@ -18,13 +18,19 @@ _HOME = {
     "Baselines": "yardsticks",
     "Batches": "batches",
     "Corpus": "corpora",
+    "Finding": "input_lint",
+    "Lengths": "lengths",
     "Tokenizer": "vocabulary",
     "TokenCache": "cache",
     "baselines": "yardsticks",
     "bits_per_byte": "yardsticks",
     "cache_dir": "storage",
+    "chat_batches": "supervised",
     "corpus": "corpora",
+    "lint": "input_lint",
     "lm_batches": "batches",
+    "plain_chat": "supervised",
+    "text_batches": "supervised",
     "token_cache": "cache",
     "tokenizer": "vocabulary",
 }
@@ -33,7 +39,10 @@ if TYPE_CHECKING:
     from colabtpu.data.batches import Batches, lm_batches
     from colabtpu.data.cache import TokenCache, token_cache
     from colabtpu.data.corpora import Corpus, corpus
+    from colabtpu.data.input_lint import Finding, lint
+    from colabtpu.data.lengths import Lengths
     from colabtpu.data.storage import cache_dir
+    from colabtpu.data.supervised import chat_batches, plain_chat, text_batches
     from colabtpu.data.vocabulary import Tokenizer, tokenizer
     from colabtpu.data.yardsticks import Baselines, baselines, bits_per_byte
 
@@ -41,13 +50,19 @@ __all__ = [
     "Baselines",
     "Batches",
     "Corpus",
+    "Finding",
+    "Lengths",
     "TokenCache",
     "Tokenizer",
     "baselines",
     "bits_per_byte",
     "cache_dir",
+    "chat_batches",
     "corpus",
+    "lint",
     "lm_batches",
+    "plain_chat",
+    "text_batches",
     "token_cache",
     "tokenizer",
 ]

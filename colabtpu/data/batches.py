@@ -24,6 +24,8 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from colabtpu.data.cache import token_cache
 from colabtpu.data.corpora import Corpus
 from colabtpu.data.examples import ArraySpec, Continuous, Examples
+from colabtpu.data.lengths import Lengths
+from colabtpu.data.packing import BestFit
 from colabtpu.data.permutation import shuffled
 from colabtpu.data.vocabulary import Tokenizer
 from colabtpu.errors import InvalidArgumentError
@@ -38,15 +40,20 @@ def lm_batches(
     batch: int = 64,
     seed: int = 0,
     *,
+    packing: str = "continuous",
     validation_batches: int | None = None,
     progress: bool = True,
 ) -> tuple["Batches", "Batches"]:
     """Returns training and validation batches for a causal language model.
 
-    Documents are concatenated with separators and cut into rows. Training shuffles the rows
-    anew in each pass, without holding them in memory, and goes on into the next pass where a
-    batch does not divide them: nothing is dropped but the stream's last incomplete row.
-    Validation takes every token once, in order; what fills up the last batch has weight 0.
+    "continuous" packing concatenates documents with separators and cuts them into rows: no
+    padding, but a row's later documents see its earlier ones. "best_fit" packing keeps
+    documents whole where they fit, and apart: see `colabtpu.data.packing`.
+
+    Training shuffles the rows anew in each pass, without holding them in memory, and goes on
+    into the next pass where a batch does not divide them: nothing is dropped but a continuous
+    stream's last, incomplete row. Validation takes every token once, in order; what fills up
+    its batches has weight 0.
 
     Args:
         corpus: what `colabtpu.data.corpus` returned.
@@ -54,23 +61,37 @@ def lm_batches(
         seq_len: tokens in a row.
         batch: rows in a global batch, over all replicas and hosts.
         seed: chooses the order of the training rows.
+        packing: "continuous" or "best_fit".
         validation_batches: how many batches to validate on, from the split's start; all of
             them if absent.
         progress: whether to show a bar while the corpus is tokenised, which happens once.
 
     Returns:
         (train, valid). A batch is (tokens, labels) or (tokens, labels, weights), where some
-        weights are 0: (batch, seq_len) int32, int32 and float32.
+        weights are 0: (batch, seq_len) int32, int32 and float32. Best-fit packing gives, in
+        place of the tokens, a dict of `tokens`, `segment_ids` and `positions`, all of that
+        shape and int32.
 
     Raises:
-        InvalidArgumentError: a size is no positive whole number, or the corpus has fewer
-            tokens than one row.
+        InvalidArgumentError: `packing` is none of the two, a size is no positive whole
+            number, or the corpus has fewer tokens than one row.
     """
-    _check_positive(seq_len=seq_len, batch=batch, validation_batches=validation_batches)
+    check_positive(seq_len=seq_len, batch=batch, validation_batches=validation_batches)
+    if packing not in ("continuous", "best_fit"):
+        raise InvalidArgumentError(
+            f'`packing` must be "continuous" or "best_fit". Received: packing={packing!r}',
+            'Leave it at "continuous" unless documents must not see each other.',
+        )
     cache = token_cache(corpus, tok, progress)
     limit = validation_batches and validation_batches * batch
-    train = Continuous(cache, "train", seq_len, tok)
-    valid = Continuous(cache, "validation", seq_len, tok, keep_rest=True, limit=limit)
+    train: Examples
+    valid: Examples
+    if packing == "best_fit":
+        train = BestFit(cache, "train", seq_len, tok)
+        valid = BestFit(cache, "validation", seq_len, tok, limit=limit)
+    else:
+        train = Continuous(cache, "train", seq_len, tok)
+        valid = Continuous(cache, "validation", seq_len, tok, keep_rest=True, limit=limit)
     if not len(train):
         raise InvalidArgumentError(
             f"The training split of {corpus.name!r} has {train.num_tokens:,} tokens. "
@@ -92,7 +113,7 @@ class Batches(DataAdapter):
         batch: rows in a global batch.
         seed: chooses the order, where rows are shuffled.
         repeats: True for training: shuffled in each pass, endless. False for validation: in
-            order, once, the last batch filled up with rows of weight 0.
+            order, once, batches filled up with rows of weight 0, evenly.
         host: this host's number.
         hosts: how many hosts share a batch; each makes its own rows only, in their order.
 
@@ -131,7 +152,9 @@ class Batches(DataAdapter):
         self.tokens_per_step = batch * examples.seq_len
         self.step = 0
         self._first = 0  # where in the coming epoch to begin
-        self._weighted = not repeats and (len(examples) % batch > 0 or examples.padding_share > 0)
+        fillers = not repeats and len(examples) % batch > 0
+        # The same structure in every batch, whether or not this one holds padding.
+        self._weighted = fillers or examples.weighted
         self.spec = keras.tree.map_structure(
             lambda array: ArraySpec(array.shape, array.dtype.name), self[0]
         )
@@ -159,12 +182,13 @@ class Batches(DataAdapter):
 
     def example_numbers(self, step: int) -> np.ndarray:
         """Returns which examples this host's rows hold, (rows,) int64; -1 is a filler."""
-        rows = self.batch // self.hosts
-        places = step * self.batch + self.host * rows + np.arange(rows, dtype=np.int64)
-        size = len(self.examples)
+        size, rows = len(self.examples), self.batch // self.hosts
+        mine = self.host * rows + np.arange(rows, dtype=np.int64)
         if not self.repeats:
-            return np.where(places < size, places, -1)
-        passes, places = np.divmod(places, size)
+            # Fillers spread evenly: Keras averages the batches' losses as if all weighed the same.
+            first, end = (size * k // len(self) for k in (step, step + 1))
+            return np.where(first + mine < end, first + mine, -1)
+        passes, places = np.divmod(step * self.batch + mine, size)
         numbers = np.empty_like(places)
         for each in np.unique(passes):
             numbers[passes == each] = shuffled(places[passes == each], size, (self.seed, each))
@@ -186,6 +210,11 @@ class Batches(DataAdapter):
     @property
     def padding_share(self) -> float:
         return self.examples.padding_share
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """How long the examples are, where they were tokenised one by one."""
+        return getattr(self.examples, "lengths", None)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -264,7 +293,7 @@ def _this_host(host: int | None, hosts: int | None) -> tuple[int, int]:
     return 0, 1
 
 
-def _check_positive(**sizes: int | None) -> None:
+def check_positive(**sizes: int | None) -> None:
     for name, value in sizes.items():
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if value is not None and not (whole and value > 0):

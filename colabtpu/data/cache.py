@@ -55,6 +55,11 @@ class TokenCache:
         """Returns the stream of a split, (tokens,), memory-mapped and read-only."""
         return np.memmap(self.path / f"{split}.tokens", self.dtype, "r")
 
+    def mask(self, split: str) -> np.ndarray | None:
+        """Returns which tokens are learned, (tokens,) uint8, or None where all are."""
+        path = self.path / f"{split}.mask"
+        return np.memmap(path, "uint8", "r") if path.exists() else None
+
     def document_starts(self, split: str) -> np.ndarray:
         """Returns where each document's first token stands, (documents + 1,) int64.
 

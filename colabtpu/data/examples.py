@@ -10,6 +10,7 @@ decides which numbers come when.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from colabtpu.data.cache import TokenCache
 from colabtpu.data.vocabulary import Tokenizer
 
-_CHUNK = 1 << 22  # tokens read at once when a whole split is gone through
+CHUNK = 1 << 22  # tokens read at once when a whole split is gone through
 
 Fetched = tuple[Any, np.ndarray, np.ndarray | None]
 """Inputs, labels (rows, seq) int32, and loss weights (rows, seq) float32 or None for all one."""
@@ -35,8 +36,12 @@ class Examples(Protocol):
     """What `Batches` needs to know about a set of examples."""
 
     seq_len: int
+    path: Path
+    """The folder of the cache that is read while training."""
     identity: dict[str, Any]
     """What a resumed run compares: the data's fingerprint and the way it is cut."""
+    weighted: bool
+    """Whether some weights may be 0."""
 
     def __len__(self) -> int: ...
     def fetch(self, numbers: np.ndarray) -> Fetched: ...
@@ -75,6 +80,7 @@ class Continuous:
         limit: int | None = None,
     ) -> None:
         self.seq_len = seq_len
+        self.path = cache.path
         self._tokens = cache.tokens(split)
         self._byte_lengths = tok.byte_lengths
         num_labels = len(self._tokens) - 1
@@ -89,6 +95,7 @@ class Continuous:
             "packing": "continuous",
             "rows": self._rows,
         }
+        self.weighted = self._rows > self._whole
 
     def __len__(self) -> int:
         return self._rows
@@ -130,5 +137,22 @@ class Continuous:
 
     def labels(self) -> Iterator[np.ndarray]:
         """Yields every label that counts once, in the stream's order, in pieces."""
-        for start in range(1, self._num_labels + 1, _CHUNK):
-            yield self._tokens[start : min(start + _CHUNK, self._num_labels + 1)]
+        for start in range(1, self._num_labels + 1, CHUNK):
+            yield self._tokens[start : min(start + CHUNK, self._num_labels + 1)]
+
+
+def token_pieces(
+    tokens: np.ndarray, mask: np.ndarray | None, offsets: np.ndarray, lengths: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yields stretches of a stream, without what is masked, joined to a few megabytes each."""
+    held: list[np.ndarray] = []
+    size = 0
+    for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+        part = tokens[offset : offset + length]
+        held.append(part if mask is None else part[mask[offset : offset + length] > 0])
+        size += length
+        if size >= CHUNK:
+            yield np.concatenate(held)
+            held, size = [], 0
+    if held:
+        yield np.concatenate(held)

@@ -6,7 +6,10 @@ write_atomically(path, b"content")
 
 import os
 import uuid
+from io import BytesIO
 from pathlib import Path
+
+import numpy as np
 
 
 def cache_dir() -> Path:
@@ -22,3 +25,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Writes an array as .npy so that a reader finds all of it or none."""
+    buffer = BytesIO()
+    np.save(buffer, array)
+    write_atomically(path, buffer.getvalue())

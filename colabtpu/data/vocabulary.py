@@ -46,12 +46,17 @@ def tokenizer(corpus: Corpus, vocab_size: int = 8192) -> "Tokenizer":
             f"Received: vocab_size={vocab_size}",
             f"Pass {SMALLEST_VOCABULARY} or more; 8192 suits a small model.",
         )
-    path = cache_dir() / "tokenizers" / _training_key(corpus, vocab_size) / "tokenizer.json"
+    path = cached_path(corpus, vocab_size)
     if not path.exists():
         trained = _train(corpus, vocab_size)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, trained.to_str().encode())
     return Tokenizer.load(path)
+
+
+def cached_path(corpus: Corpus, vocab_size: int) -> Path:
+    """Returns where `tokenizer` keeps what it trained."""
+    return cache_dir() / "tokenizers" / _training_key(corpus, vocab_size) / "tokenizer.json"
 
 
 class Tokenizer:
