@@ -67,6 +67,8 @@ def attention_widths(model: Any) -> list[int]:
         size = _first(layer, "head_dim", "key_dim", "_key_dim", "_head_dim", "attention_head_size")
         if isinstance(heads, int) and isinstance(size, int) and "ttention" in type(layer).__name__:
             widths.append(heads * size)
+        elif type(layer).__name__ == "DecoderBlock":  # ours: the numbers are in its spec
+            widths.append(layer.spec.heads * layer.spec.head_dim)
     return widths
 
 
@@ -79,7 +81,8 @@ def matmul_parameters(model: Any) -> tuple[int, int]:
     tied = {
         id(layer._embeddings if hasattr(layer, "_embeddings") else layer.embeddings)
         for layer in model._flatten_layers()
-        if type(layer).__name__ == "ReversibleEmbedding" and getattr(layer, "tie_weights", False)
+        if "ReversibleEmbedding" in (c.__name__ for c in type(layer).__mro__)
+        and getattr(layer, "tie_weights", False)
     }
     counts = {True: 0, False: 0}
     for v in {id(v): v for v in model.weights}.values():
@@ -93,7 +96,7 @@ def counted_matmul_flops(module: str) -> float:
     """Returns the FLOPs of every dot and convolution in a StableHLO module's text."""
     total = 0.0
     for line in module.splitlines():
-        if "stablehlo.dot_general" in line:
+        if "stablehlo.dot_general" in line or "stablehlo.dot " in line:
             total += _dot(line)
         elif "stablehlo.convolution" in line:
             total += _convolution(line)
@@ -120,9 +123,11 @@ def _types(line: str) -> list[list[int]]:
 def _dot(line: str) -> float:
     shapes = _types(line)
     contracting = re.search(r"contracting_dims = \[([\d, ]*)\]", line)
-    if len(shapes) != 3 or contracting is None:
+    if len(shapes) != 3:
         return 0.0
-    reduced = [int(i) for i in contracting[1].split(",") if i.strip()]
+    # `dot`, TensorFlow's plain product, sums over the last dimension and does not say so.
+    dims = contracting[1].split(",") if contracting else [str(len(shapes[0]) - 1)]
+    reduced = [int(i) for i in dims if i.strip()]
     return 2.0 * prod(shapes[2]) * prod(shapes[0][i] for i in reduced)
 
 

@@ -106,7 +106,8 @@ def judge(
 
 def status_line() -> Progress:
     """A progress display of one line, on a terminal or in a notebook; silent elsewhere."""
-    interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+    notebook = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    interactive = notebook or sys.stderr.isatty()
     last = [0.0]
 
     def show(words: str) -> None:

@@ -7,6 +7,7 @@ distribution, if it spans as many devices), so that libtpu adds the real all-red
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -162,7 +163,9 @@ def _lowered(jitted: Any, state: Any, data: Any) -> Any:
     except Exception as error:
         raise _untraceable(error) from error
     try:
-        return traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo")
+        with warnings.catch_warnings():  # Keras donates the same, and says the same
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            return traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo")
     except Exception as error:
         raise _unlowerable(error, traced.jaxpr) from error
 

@@ -170,10 +170,14 @@ def _identity(module: bytes) -> str:
     """The module without source locations, where jaxlib can read it."""
     try:
         from jaxlib.mlir import ir
+        from jaxlib.mlir.dialects import stablehlo
 
         with ir.Context() as context:
             context.allow_unregistered_dialects = True
-            return ir.Module.parse(module).operation.get_asm(enable_debug_info=False)
+            stablehlo.register_dialect(context)
+            text = ir.Module.parse(module).operation.get_asm(enable_debug_info=False)
+            # TensorFlow numbers its functions as it makes them.
+            return re.sub(r"^module @\S+", "module @step", text)
     except Exception:  # noqa: BLE001  (the bytes then stand for themselves)
         return ""
 

@@ -82,17 +82,20 @@ def layer_of(op_name: str) -> str:
     """
     if not op_name:
         return ""
-    parts = [p for p in re.split(r"/", op_name) if p]
-    scopes, backward = [], "transpose(" in op_name or "gradient_tape" in op_name
-    for part in parts[:-1]:
-        inner = re.sub(r"^(?:\\w+\\()+|\\)+$", "", re.sub(r"^(?:[\w\-]+\()+", "", part)).rstrip(")")
-        wrapper = re.match(r"(jit|pjit|xla_call|shard_map|closed_call|remat\w*|checkpoint|while)\b",
-                           part)  # fmt: skip
-        if wrapper or inner in ("", "gradient_tape", "body", "cond", "StatefulPartitionedCall"):
-            continue
-        scopes.append(inner)
-    named = "/".join(scopes[-4:]) or parts[-1]
+    parts = [part for part in op_name.split("/") if part]
+    backward = "transpose(" in op_name or "gradient_tape" in op_name
+    scopes = [_scope(part) for part in parts[:-1] if not _WRAPPER.match(part)]
+    named = "/".join([s for s in scopes if s][-4:]) or parts[-1]
     return f"{named} (backward)" if backward else named
+
+
+_WRAPPER = re.compile(r"(p?jit|shard_map|closed_call|rem?at\w*|checkpoint|while|body|cond|"
+                      r"gradient_tape|StatefulPartitionedCall)\b")  # fmt: skip
+
+
+def _scope(part: str) -> str:
+    """`transpose(jvp(layer_0))` -> `layer_0`."""
+    return part.rpartition("(")[2].rstrip(")")
 
 
 def _bytes(number: str, unit: str) -> int:
@@ -104,17 +107,19 @@ def _out_of_memory(text: str) -> Explanation | None:
     total = re.search(rf"required for [\w ]+ \({_SIZE}\) exceeds available HBM \({_SIZE}\)", text)
     run_time = re.search(rf"[Aa]ttempting to (?:allocate|reserve) {_SIZE}.*?"
                          rf"(?:only|There are) {_SIZE}", text, re.S)  # fmt: skip
-    figure = compact or total or run_time
+    single = re.search(r"Allocation \(size=(\d+)\)() would exceed memory \(size=(\d+)\)()", text)
+    figure = compact or total or single or run_time
     if figure is None:
         short = f"The TPU ran out of memory: {text.strip()[:300]}"
         known = "RESOURCE_EXHAUSTED" in text or "Out of memory" in text
         return Explanation(OUT_OF_MEMORY, short, _FIX) if known else None
     figures = figure.groups()
     needed, available = _bytes(*figures[:2]), _bytes(*figures[2:4])
-    verb = "needs" if run_time is None else "asks for another"
+    verb = "asks for another" if figure is run_time else "needs"
+    at_once = " for one array" if figure is single else ""
     return Explanation(
         OUT_OF_MEMORY,
-        f"The program {verb} {size(needed)} of HBM and the TPU has {size(available)}: "
+        f"The program {verb} {size(needed)} of HBM{at_once} and the TPU has {size(available)}: "
         f"{size(needed - available)} too much. (HBM is the chip's own memory; the host's RAM "
         "does not count.)",
         _FIX,

@@ -74,14 +74,15 @@ def _kerashub_gpt2(batch: int, seq_len: int) -> Named:
 
 
 def _ours(name: str, batch: int, seq_len: int) -> Named:
-    models = importlib.import_module("colabtpu.models")
-    build = getattr(models, "named", None)
-    if build is None:
-        raise InvalidArgumentError(
-            f"`model` is not known. Received: {name!r}",
-            "Pass 'kerashub:gpt2-small', a .keras file, or 'module:function'.",
-        )
-    return _completed(build(name, seq_len=seq_len), batch, seq_len)
+    """Built as on a TPU: in mixed_bfloat16, with the loss that goes with it."""
+    from colabtpu import models
+    from colabtpu.models import losses
+    from colabtpu.preflight.lowering import aimed_at_tpu
+
+    with aimed_at_tpu():
+        model = models.named(name, seq_len=seq_len)
+    model.compile("adamw", loss=losses.next_token(model), metrics=losses.metrics(model))
+    return Named(model, specs.tokens(batch, seq_len))
 
 
 def _saved(path: str, batch: int, seq_len: int) -> Named:

@@ -40,7 +40,7 @@ def verdict(
     said = explain(compiled.message) if compiled.message else None
     usable = target.chip.hbm_usable_bytes
     if said is not None and said.available_bytes:
-        usable = said.available_bytes
+        usable = min(usable, said.available_bytes)
     parts = memory_parts(program, compiled)
     needed = sum(count for _, count in parts) if compiled.temp_bytes is not None else None
     if said is not None and said.needed_bytes:
@@ -132,6 +132,12 @@ def _verdict(
 def _summary(
     compiled: Compiled, compiles: bool | None, fits: bool | None, needed: int | None, usable: int
 ) -> str:
+    if compiled.status == OUT_OF_MEMORY and needed is not None:
+        said = explain(compiled.message).summary
+        return (
+            f"It needs {size(needed)} of HBM and the TPU has {size(usable)}: "
+            f"{size(needed - usable)} too much. libtpu says: {said}"
+        )
     if compiled.status == OUT_OF_MEMORY:
         return explain(compiled.message).summary
     if compiled.status == REFUSED:
