@@ -22,7 +22,7 @@ _HOME = {
     "estimate": "estimate",
     "explain": "messages",
     "largest_batch": "search",
-    "on_out_of_memory": "callback",
+    "OutOfMemory": "callback",
     "preflight": "judge",
     "tokens": "spec",
 }
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from colabtpu.preflight.spec import tokens
 
 __all__ = [
+    "OutOfMemory",
     "Report",
     "check",
     "compare",
     "estimate",
     "explain",
     "largest_batch",
-    "on_out_of_memory",
     "preflight",
     "tokens",
 ]

@@ -67,13 +67,18 @@ def batch_spec(data: Any, batch: int | None = None, seq_len: int | None = None) 
     Raises:
         InvalidArgumentError: no batch can be found in `data`, or a dimension stays unknown.
     """
-    structure = map_structure(_as_spec, _one_batch(data))
+    structure = look_at(data)
     if not leaves(structure):
         raise InvalidArgumentError(
             f"`data` holds no array. Received: {type(data).__name__}",
             "Pass a batch such as (x, y), or a data set of such batches.",
         )
     return map_structure(lambda leaf: filled(leaf, batch, seq_len), structure)
+
+
+def look_at(data: Any) -> Any:
+    """Returns the spec of one batch as it is, unknown dimensions and all."""
+    return map_structure(_as_spec, _one_batch(data))
 
 
 def with_batch(structure: Any, batch: int) -> Any:
