@@ -11,7 +11,15 @@ import argparse
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from colabtpu import chips
+from colabtpu.preflight import recall
+
+if TYPE_CHECKING:
+    from colabtpu.preflight.report import Report
+
+KNOWN = ("kerashub:gpt2-small",)
 
 # The keys of `--json`, in its order; after them come those that only people asked for.
 KEYS = (
@@ -46,19 +54,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ["KERAS_BACKEND"] = args.engine or os.environ.get("KERAS_BACKEND") or "jax"
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from colabtpu.preflight.judge import preflight
-    from colabtpu.preflight.named import named
-
-    found = named(args.model, args.batch, args.seq_len)
-    report = preflight(
-        found.model,
-        found.data,
-        args.target,
-        step=args.step,
-        advise=not args.no_advice,
-        memory_only=args.memory_only,
-        libtpu=args.libtpu,
-    )
+    report = _report(args)
     if args.json:
         print(json.dumps(_ordered(report.to_dict()), indent=2))
     else:
@@ -66,6 +62,33 @@ def run(args: argparse.Namespace) -> int:
     if report.compiles is None and report.status != "estimated":
         return 3
     return 0 if report.fits else 1
+
+
+def _report(args: argparse.Namespace) -> "Report":
+    """The verdict; that on a model known by name is found again before anything is built."""
+    key = None
+    if not args.model.endswith(".keras") and (":" not in args.model or args.model in KNOWN):
+        key = recall.named_key(
+            args.model, os.environ["KERAS_BACKEND"], args.batch, args.seq_len,
+            chips.target(args.target), args.step, args.memory_only, args.libtpu,
+        )  # fmt: skip
+    report = recall.read(key)
+    if report is None or (report.fits is False and not report.advice and not args.no_advice):
+        from colabtpu.preflight.judge import preflight
+        from colabtpu.preflight.named import named
+
+        found = named(args.model, args.batch, args.seq_len)
+        report = preflight(
+            found.model,
+            found.data,
+            args.target,
+            step=args.step,
+            advise=not args.no_advice,
+            memory_only=args.memory_only,
+            libtpu=args.libtpu,
+        )
+        recall.write(key, report)
+    return report
 
 
 def _ordered(fields: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from colabtpu import chips
 from colabtpu.chips import Target
-from colabtpu.preflight import compiler, estimate, lowering
+from colabtpu.preflight import compiler, estimate, lowering, recall
 from colabtpu.preflight import spec as specs
 from colabtpu.preflight.flops import model_flops
 from colabtpu.preflight.report import Report
@@ -86,6 +86,9 @@ def judge(
     missing = compiler.unavailable(libtpu)
     if missing:
         return estimate.without_compiler(model, structure, target, step, missing)
+    kept = recall.read(recall.key(model, structure, target, step, memory_only, libtpu))
+    if kept is not None:
+        return kept
     if progress:
         progress("lowering the step")
     try:
@@ -106,7 +109,10 @@ def judge(
         return verdict(model.name, program, target, compiled, flops)
 
     report = ask(memory_only)
-    return ask(False) if _too_close(report) else report
+    report = ask(False) if _too_close(report) else report
+    # Asked for anew, because lowering builds what was not built, and the key tells of it.
+    recall.write(recall.key(model, structure, target, step, memory_only, libtpu), report)
+    return report
 
 
 def _too_close(report: Report) -> bool:

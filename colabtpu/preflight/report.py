@@ -228,6 +228,16 @@ class Report:
         return f"HBM {bar} {size(needed)} of {size(usable)} ({needed / usable:.0%})"
 
 
+def from_dict(fields: dict[str, Any]) -> Report:
+    """Returns the report that `to_dict` wrote down."""
+    made = dict(fields)
+    made["hbm_parts"] = tuple(fields["hbm_parts"].items())
+    made["notes"] = tuple(fields["notes"])
+    for name, kind in (("buffers", Buffer), ("collectives", Collective), ("advice", Advice)):
+        made[name] = tuple(kind(**item) for item in fields[name])
+    return Report(**made)
+
+
 def _advice_line(advice: Advice) -> str:
     verdict = {True: "fits", False: "does not fit", None: "not tried"}[advice.fits]
     needed = f", {size(advice.hbm_needed_bytes)}" if advice.hbm_needed_bytes else ""

@@ -9,6 +9,7 @@ written anew after every stage, so that what was found before a crash is kept.
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,15 @@ def _figures(executable: Any) -> dict[str, Any]:
     }
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process when the one that started it is gone, killed kernels included."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     main(Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)  # libtpu's own clean-up has nothing to tell, and may crash
