@@ -11,8 +11,9 @@ from typing import Any
 
 from colabtpu import chips
 from colabtpu.chips import Target
-from colabtpu.preflight import compiler, estimate, lowering, recall
+from colabtpu.preflight import compiler, lowering, recall
 from colabtpu.preflight import spec as specs
+from colabtpu.preflight.estimate import without_compiler
 from colabtpu.preflight.flops import model_flops
 from colabtpu.preflight.report import Report
 from colabtpu.preflight.verdict import verdict
@@ -85,7 +86,7 @@ def judge(
     """Lowers and compiles one step; `preflight` without the advice."""
     missing = compiler.unavailable(libtpu)
     if missing:
-        return estimate.without_compiler(model, structure, target, step, missing)
+        return without_compiler(model, structure, target, step, missing)
     kept = recall.read(recall.key(model, structure, target, step, memory_only, libtpu))
     if kept is not None:
         return kept
@@ -118,12 +119,12 @@ def judge(
 def _too_close(report: Report) -> bool:
     """Whether the layout alone cannot decide.
 
-    It leaves out the program itself (0.1 to 0.3 GiB for the models we measured) and what
-    fragmentation adds (1 to 3 % of the temporaries).
+    It leaves out the program itself (0.2 to 0.3 GiB for GPT-2 small) and what fragmentation adds,
+    and what libtpu shares that we count twice: 1 to 3 % where we compared the two.
     """
     if report.status != compiler.SCHEDULED or not report.hbm_usable_bytes:
         return False
-    return 0.93 <= (report.hbm_needed_bytes or 0) / report.hbm_usable_bytes <= 1.0
+    return 0.93 <= (report.hbm_needed_bytes or 0) / report.hbm_usable_bytes <= 1.06
 
 
 def status_line() -> Progress:

@@ -219,10 +219,12 @@ def _unlowerable(error: Exception, jaxpr: Any) -> LoweringError:
 
 
 def _find(jaxpr: Any, primitive: str) -> Any:
+    from jax._src import core
+
     for equation in jaxpr.eqns:
         if equation.primitive.name == primitive:
             return equation
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in core.jaxprs_in_params(equation.params):
             found = _find(inner, primitive)
             if found is not None:
                 return found

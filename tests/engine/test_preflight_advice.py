@@ -124,8 +124,11 @@ def test_candidates_are_multiples_of_8_then_of_128():
 
 
 def test_the_largest_batch_of_a_real_model_within_a_limit():
-    model = model_of_blocks(1)
-    found = ct.preflight.largest_batch(model, batch(1), "v5e-1", limit=16, global_batch=64)
+    inputs = keras.Input((128,))
+    model = keras.Model(inputs, keras.layers.Dense(128)(inputs))
+    model.compile("adam", "mse")
+    row = ArraySpec((1, 128), "float32")
+    found = ct.preflight.largest_batch(model, (row, row), "v5e-1", limit=16, global_batch=64)
     assert (found.per_core_batch, found.next_up, found.accumulation_steps) == (16, None, 4)
     assert found.global_batch == 64
     assert found.report.status == "compiled"
