@@ -25,6 +25,7 @@ VERBS = {
     "doctor": ("colabtpu.doctor", "say what is wrong with this runtime, and the fix"),
     "install": ("colabtpu.install", "install what this runtime needs, in the right order"),
     "migrate": ("colabtpu.migrate", "bring a notebook of other years to today"),
+    "preflight": ("colabtpu.preflight.command", "compile a step for a TPU that is not there"),
     "train": ("colabtpu.notebook", "run a notebook headless and keep what it leaves"),
 }
 
