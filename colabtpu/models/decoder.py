@@ -53,15 +53,18 @@ class DecoderBlock(keras.layers.Layer):
         self.mlp_down.build((None, spec.seq_len, spec.mlp_dim))
 
     def call(self, hidden: Any, segment_ids: Any = None, positions: Any = None) -> Any:
+        def run(hidden: Any) -> Any:
+            return self.run(hidden, segment_ids, positions)
+
+        return rematerialised(run, self.spec.remat)(hidden)
+
+    def run(self, hidden: Any, segment_ids: Any = None, positions: Any = None) -> Any:
+        """Returns what `call` does, with nothing computed again for the gradient."""
         if positions is None:
             positions = ops.arange(self.spec.seq_len, dtype="int32")[None]
-
-        def run(hidden: Any) -> Any:
-            query, key, value = self._project(hidden, positions)
-            mixed = attention.attend(query, key, value, segment_ids, self.spec.window)
-            return self._finish(hidden, mixed)
-
-        return _rematerialised(run, self.spec.remat)(hidden)
+        query, key, value = self._project(hidden, positions)
+        mixed = attention.attend(query, key, value, segment_ids, self.spec.window)
+        return self._finish(hidden, mixed)
 
     def decode(self, hidden: Any, cache: tuple[Any, Any], position: Any) -> tuple[Any, Any]:
         """Returns the block's output for one new token, and the cache with it.
@@ -139,8 +142,14 @@ class DecoderBlock(keras.layers.Layer):
         )  # fmt: skip
 
 
-def _rematerialised(run: Any, policy: str) -> Any:
-    """Returns `run` such that its gradient computes again what the policy does not keep."""
+def rematerialised(run: Any, policy: str) -> Any:
+    """Returns `run` such that its gradient computes again what the policy does not keep.
+
+    Args:
+        run: a function of tensors. On TensorFlow its gradient reaches its arguments and the
+            variables it reads, but no tensor that it closes over.
+        policy: `Spec.remat`.
+    """
     if policy == "none":
         return run
     if keras.backend.backend() == "tensorflow":

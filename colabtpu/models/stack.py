@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from colabtpu.models.decoder import DecoderBlock
+from colabtpu.models.decoder import DecoderBlock, rematerialised
 from colabtpu.models.spec import Spec
 
 
@@ -34,19 +34,24 @@ class BlockStack(keras.layers.Layer):
 
     def build(self, hidden_shape: Any, *_: Any) -> None:
         self._template.build(hidden_shape)
-        self.stacked = []
-        for variable, initializer in self._template.initializers():
-            weight = self.add_weight(
+        self.stacked = [
+            self.add_weight(
                 shape=(self.spec.layers, *variable.shape),
                 initializer=initializer,
-                name=variable.path.removeprefix("block/").replace("/", "_"),
+                name="_".join(variable.path.split("/")[-2:]),
             )
-            self.stacked.append(weight)
+            for variable, initializer in self._template.initializers()
+        ]
 
     def call(self, hidden: Any, segment_ids: Any = None, positions: Any = None) -> Any:
-        def block(hidden: Any, weights: Any) -> tuple[Any, None]:
+        def run(hidden: Any, *weights: Any) -> Any:
             with self._holding(weights):
-                return self._template.call(hidden, segment_ids, positions), None
+                return self._template.run(hidden, segment_ids, positions)
+
+        again = rematerialised(run, self.spec.remat)
+
+        def block(hidden: Any, weights: Any) -> tuple[Any, None]:
+            return again(hidden, *weights), None
 
         return _scan(block, hidden, self._values(), self.spec.layers)[0]
 
