@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "EventWriter": "events",
     "Meter": "meter",
-    "callbacks": "training",
+    "callbacks": "assemble",
     "tensorboard": "server",
 }
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from colabtpu.monitor.events import EventWriter
     from colabtpu.monitor.meter import Meter
     from colabtpu.monitor.server import tensorboard
-    from colabtpu.monitor.training import callbacks
+    from colabtpu.monitor.assemble import callbacks
 
 __all__ = ["EventWriter", "Meter", "callbacks", "tensorboard"]
 
