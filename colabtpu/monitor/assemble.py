@@ -4,7 +4,8 @@ model.fit(train, callbacks=callbacks("logs", tpu, data=train, validation=valid))
 """
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ import keras
 
 from colabtpu.errors import InvalidArgumentError
 from colabtpu.monitor.figures import Figures
+from colabtpu.monitor.panel import Panel
+from colabtpu.monitor.pictures import Picture
+from colabtpu.monitor.profiling import Profile
+from colabtpu.monitor.run_files import Mirror
 from colabtpu.monitor.training import TrainingLog
 
 
@@ -25,6 +30,10 @@ def callbacks(
     run: str | None = None,
     lag: int = 2,
     histograms_every: int = 500,
+    pictures: Sequence[Picture] = (),
+    profile_steps: int = 0,
+    panel: bool | None = None,
+    mirror: Mirror | None = None,
     hparams: Mapping[str, Any] | None = None,
     flops_per_token: float | None = None,
 ) -> list[keras.callbacks.Callback]:
@@ -42,6 +51,10 @@ def callbacks(
         lag: how many steps stay enqueued while a value is read.
         histograms_every: steps between histograms of weights, gradients and activations, each
             of which costs one extra step; 0 for none.
+        pictures: what to draw at the end of each epoch, such as `NextTokens` or `Confusion`.
+        profile_steps: steps to trace after the first five; prints where their time went.
+        panel: whether to show the live panel; `None` shows it in a notebook.
+        mirror: another tracker that gets the same values, such as `weights_and_biases`.
         hparams: hyper-parameters to record, beside those read from the model.
         flops_per_token: of training, for MFU; `None` takes the model's.
 
@@ -52,7 +65,12 @@ def callbacks(
         InvalidArgumentError: a count is negative, or `run` is not a plain folder name.
         ColabTPUError: the tensorboard package is not installed.
     """
-    for name, value in (("lag", lag), ("histograms_every", histograms_every)):
+    counts = {
+        "lag": lag,
+        "histograms_every": histograms_every,
+        "profile_steps": profile_steps,
+    }
+    for name, value in counts.items():
         if value < 0:
             raise InvalidArgumentError(
                 f"`{name}` must be 0 or more. Received: {name}={value}", "Leave it out."
@@ -64,4 +82,16 @@ def callbacks(
         )
     folder = Path(logdir).expanduser() / (run or datetime.now().strftime("%Y%m%d-%H%M%S"))
     figures = Figures(connection, data, validation, flops_per_token, hparams)
-    return [TrainingLog(folder, figures, lag, histograms_every)]
+    log = TrainingLog(folder, figures, lag, histograms_every, mirror, pictures)
+    parts: list[keras.callbacks.Callback] = [log]
+    if profile_steps:
+        parts.append(Profile(folder, log, profile_steps))
+    if in_notebook() if panel is None else panel:
+        parts.append(Panel(log))
+    return parts
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")

@@ -1,7 +1,7 @@
 """From what a step returned to what is written: units, derived figures, their formulas.
 
     figures = Figures(connection, data=train, validation=valid)
-    figures.training(numbers, meter)       # {"loss": ..., "perplexity": ..., "speed/mfu_percent": ...}
+    figures.training(numbers, meter)       # {"loss": ..., "speed/mfu_percent": ..., ...}
 
 MFU, in per cent, is tokens/s x FLOPs a token / (devices x peak FLOP/s of one device), with the
 FLOPs of forward and backward as in Chowdhery et al. 2022, PaLM, appendix B. Where the chip is

@@ -190,7 +190,8 @@ def _activations(model: keras.Model) -> Iterator[dict[str, Any]]:
     """Collects the outputs of the model's layers while they are called in this thread."""
     global _watchers
     _traced.layers = {id(layer): layer.name for layer in _layers(model)}
-    _traced.outputs = outputs = {}
+    outputs: dict[str, Any] = {}
+    _traced.outputs = outputs
     with _lock:
         _watchers += 1
         keras.layers.Layer.__call__ = _watched_call

@@ -78,4 +78,4 @@ def _libtpu_memory() -> list[DeviceMemory]:
         limit = tpumonitoring.get_metric("hbm_capacity_total").data()
     except (ImportError, AttributeError, RuntimeError):
         return []
-    return [DeviceMemory(int(float(u)), 0, int(float(t))) for u, t in zip(used, limit)]
+    return [DeviceMemory(int(float(u)), 0, int(float(t))) for u, t in zip(used, limit, strict=True)]

@@ -81,7 +81,12 @@ class Meter:
         if len(self._marks) < 2:
             return _Mark(0.0, 0, 0.0, 0.0)
         first, last = self._marks[0], self._marks[-1]
-        return _Mark(*(b - a for a, b in zip(first, last, strict=True)))
+        return _Mark(
+            last.seconds - first.seconds,
+            last.steps - first.steps,
+            last.tokens - first.tokens,
+            last.waited - first.waited,
+        )
 
 
 class _Mark(NamedTuple):

@@ -98,7 +98,8 @@ def _learning_rate(model: keras.Model) -> Values:
 def _norms(gradients: list[Any], old: list[Any], new: list[Any]) -> Values:
     """Global 2-norms, in float32 over all trainable weights together."""
     weights = _norm(old)
-    update = _norm([ops.cast(b, "float32") - ops.cast(a, "float32") for a, b in zip(old, new)])
+    changes = zip(old, new, strict=True)
+    update = _norm([ops.cast(b, "float32") - ops.cast(a, "float32") for a, b in changes])
     return {
         "gradient_norm": _norm([g for g in gradients if g is not None]),
         "parameter_norm": _norm(new),
@@ -135,7 +136,8 @@ def _watching(model: keras.Model) -> Iterator[Values]:
         _watch(tracker, "update_state", _note_loss)
     if model.optimizer is not None:
         _watch_gradients(model.optimizer)
-    _traced.values = seen = {}
+    seen: Values = {}
+    _traced.values = seen
     try:
         yield seen
     finally:

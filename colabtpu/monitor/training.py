@@ -11,6 +11,7 @@ are running means since the start of the epoch); `epoch_*` are Keras' epoch figu
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import keras
 from colabtpu.monitor.figures import Figures
 from colabtpu.monitor.histograms import Statistics
 from colabtpu.monitor.meter import Meter
+from colabtpu.monitor.pictures import Picture
 from colabtpu.monitor.run_files import Mirror, RunFiles
 from colabtpu.monitor.step import Values
 from colabtpu.monitor.tap import Tap, is_ready
@@ -37,11 +39,13 @@ class TrainingLog(keras.callbacks.Callback):
         lag: how many steps stay enqueued while a value is read.
         histograms_every: steps between histograms; 0 for none.
         mirror: another tracker that gets the same values.
+        pictures: drawn at the end of each epoch.
 
     Attributes:
         files: the run's event files, open while a fit runs.
         step: the last step that was enqueued.
         latest: the newest numbers that were read, by tag.
+        read_steps: how many steps' numbers have been read in this fit.
         meter: throughput of this fit.
     """
 
@@ -55,6 +59,7 @@ class TrainingLog(keras.callbacks.Callback):
         lag: int = 2,
         histograms_every: int = 0,
         mirror: Mirror | None = None,
+        pictures: Sequence[Picture] = (),
     ) -> None:
         super().__init__()
         self.folder = folder
@@ -62,10 +67,12 @@ class TrainingLog(keras.callbacks.Callback):
         self.meter = Meter()
         self.step = 0
         self.latest: dict[str, float] = {}
+        self.read_steps = 0
         self._figures = figures
         self._lag = lag
         self._histograms_every = histograms_every
         self._mirror = mirror
+        self._pictures = list(pictures)
         self._statistics: Statistics | None = None
         self._pending: deque[_Step] = deque()
         self._tap = Tap(self._enqueued, on_enqueue=self._calling, on_wait=self._waited)
@@ -75,6 +82,7 @@ class TrainingLog(keras.callbacks.Callback):
         # An interrupted fit leaves values behind; they belong to steps that were done.
         self._read_all()
         self.files.close()
+        self.latest, self.read_steps = {}, 0
         self.step = _steps_done(self._model.optimizer)
         self.meter = Meter()
         self.files = RunFiles(self.folder, start_step=self.step, mirror=self._mirror)
@@ -91,10 +99,10 @@ class TrainingLog(keras.callbacks.Callback):
         self._ends_epoch = in_epoch is not None and batch + steps >= in_epoch
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
-        self._pause()
+        self.pause()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._pause()
+        self.pause()
         train = {k: v for k, v in (logs or {}).items() if not k.startswith("val_")}
         validation = {k[4:]: v for k, v in (logs or {}).items() if k.startswith("val_")}
         self.files.train(epoch, _prefixed(train))
@@ -103,9 +111,10 @@ class TrainingLog(keras.callbacks.Callback):
             self.latest |= {f"val_{name}": value for name, value in written.items()}
             self.files.validation(self.step, written)
             self.files.validation(epoch, _prefixed(validation))
+        self._draw_pictures()
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        self._pause()
+        self.pause()
         self._tap.detach(self._model)
         self.files.close()
 
@@ -116,7 +125,8 @@ class TrainingLog(keras.callbacks.Callback):
     def _waited(self, seconds: float) -> None:
         self.meter.wait(seconds)
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Reads what is pending and stops the clock, until the next step."""
         self._read_all()
         self.meter.pause(time.perf_counter())
 
@@ -129,10 +139,10 @@ class TrainingLog(keras.callbacks.Callback):
         self._pending.append(_Step(self.step, values))
         self._note_done()
         if self._tap.keep_batch and self._tap.batch is not None:
-            self._pause()
+            self.pause()
             self._write_histograms()
         elif self._ends_epoch:
-            self._pause()
+            self.pause()
         elif len(self._pending) > self._lag:
             self._read_one()
 
@@ -154,7 +164,17 @@ class TrainingLog(keras.callbacks.Callback):
         self.meter.step(done_at, self._figures.tokens(numbers) * steps, steps)
         written = self._figures.training(numbers, self.meter)
         self.latest = self.latest | written
+        self.read_steps += 1
         self.files.train(step.number, written)
+
+    def _draw_pictures(self) -> None:
+        for picture in list(self._pictures):
+            try:
+                picture(self.model, self.files, self.step)
+            except Exception as error:  # noqa: BLE001 monitoring never stops training
+                self._pictures.remove(picture)
+                name = getattr(picture, "__name__", type(picture).__name__)
+                print(f"{name} is off, training goes on: {type(error).__name__}: {error}")
 
     def _wants_histograms(self, step: int) -> bool:
         return self._histograms_every > 0 and step % self._histograms_every == 0
