@@ -4,30 +4,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import ClassVar
 
 import keras
 import numpy as np
 import pytest
+from monitor_helpers import scalars, several_devices, values
 
 from colabtpu import InvalidArgumentError, monitor
 
 VOCAB, SEQ, BATCH, STEPS = 16, 8, 16, 4
-
-
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    reader.Reload()
-    return {
-        tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]
-    }
-
-
-def values(folder: Path, tag: str) -> list[float]:
-    return [value for _, value in scalars(folder)[tag]]
 
 
 def tokens(rows: int = BATCH * STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -59,16 +45,6 @@ def fit(model, folder, *, rows=BATCH * STEPS, epochs=1, extra=(), lag=2, **fit_a
     logs = monitor.callbacks(folder, run="run", lag=lag)
     fit_args = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | fit_args
     return model.fit(x, y, epochs=epochs, callbacks=[*logs, *extra], **fit_args)
-
-
-def several_devices(engine: str, number: int):
-    """A scope over `number` logical CPU devices."""
-    if engine == "tensorflow":
-        import tensorflow as tf
-
-        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(number)]).scope()
-    devices = keras.distribution.list_devices("cpu")[:number]
-    return keras.distribution.DataParallel(devices=devices).scope()
 
 
 def numpy_loss_and_accuracy(model, x, y) -> tuple[list[float], list[float]]:
@@ -184,7 +160,9 @@ def test_steps_continue_after_a_resume(tmp_path):
 def test_tokens_per_second_are_tokens_per_step_over_step_time(tmp_path):
     fit(language_model(), tmp_path, epochs=2)
     train = tmp_path / "run" / "train"
-    product = np.multiply(values(train, "tokens_per_second"), values(train, "step_seconds"))
+    product = np.multiply(
+        values(train, "speed/tokens_per_second"), values(train, "speed/step_seconds")
+    )
     np.testing.assert_allclose(product, BATCH * SEQ, rtol=1e-4)
     assert len(product) == 2 * STEPS - 2, "the first two steps are warm-up"
 
@@ -197,7 +175,9 @@ def test_tokens_per_step_of_the_data_win(tmp_path):
     logs = monitor.callbacks(tmp_path, data=Batches(), run="run")
     language_model().fit(x, y, batch_size=BATCH, callbacks=logs, verbose=0)
     train = tmp_path / "run" / "train"
-    product = np.multiply(values(train, "tokens_per_second"), values(train, "step_seconds"))
+    product = np.multiply(
+        values(train, "speed/tokens_per_second"), values(train, "speed/step_seconds")
+    )
     np.testing.assert_allclose(product, 1000, rtol=1e-4)
 
 
@@ -208,8 +188,8 @@ def test_model_without_tokens_says_so_once_and_has_no_perplexity(tmp_path, capsy
     logs = monitor.callbacks(tmp_path, run="run")
     model.fit(x, x[:, :1], batch_size=8, epochs=2, callbacks=logs, verbose=0)
     written = scalars(tmp_path / "run" / "train")
-    assert {"loss", "learning_rate", "step_seconds"} <= written.keys()
-    assert not {"tokens_per_second", "perplexity"} & written.keys()
+    assert {"loss", "learning_rate", "speed/step_seconds"} <= written.keys()
+    assert not {"speed/tokens_per_second", "perplexity"} & written.keys()
     assert capsys.readouterr().out.count("No tokens per second") == 1
 
 
