@@ -20,6 +20,7 @@ _HOME = {
     "Samples": "pictures",
     "analyse": "xplane",
     "callbacks": "assemble",
+    "curves": "reading",
     "note_checkpoint": "status",
     "phase": "status",
     "profile": "profiling",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from colabtpu.monitor.meter import Meter
     from colabtpu.monitor.pictures import AttentionMaps, Confusion, NextTokens, Samples
     from colabtpu.monitor.profiling import profile
+    from colabtpu.monitor.reading import curves
     from colabtpu.monitor.server import tensorboard
     from colabtpu.monitor.status import note_checkpoint, phase
     from colabtpu.monitor.weights_and_biases import weights_and_biases
@@ -47,6 +49,7 @@ __all__ = [
     "Samples",
     "analyse",
     "callbacks",
+    "curves",
     "note_checkpoint",
     "phase",
     "profile",

@@ -77,6 +77,7 @@ class TrainingLog(keras.callbacks.Callback):
         self._pending: deque[_Step] = deque()
         self._tap = Tap(self._enqueued, on_enqueue=self._calling, on_wait=self._waited)
         self._ends_epoch = False
+        self._described: Any = None
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         # An interrupted fit leaves values behind; they belong to steps that were done.
@@ -87,7 +88,9 @@ class TrainingLog(keras.callbacks.Callback):
         self.meter = Meter()
         self.files = RunFiles(self.folder, start_step=self.step, mirror=self._mirror)
         self._tap.attach(self._model)
-        self._figures.describe(self._model, self.files)
+        if self._described is not self._model:
+            self._described = self._model
+            self._figures.describe(self._model, self.files)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self._tap.announce()

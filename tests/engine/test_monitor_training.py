@@ -306,7 +306,7 @@ def test_each_run_gets_a_folder_of_its_own_by_default(tmp_path):
     x, y = tokens()
     language_model().fit(x, y, batch_size=BATCH, callbacks=monitor.callbacks(tmp_path), verbose=0)
     (run,) = tmp_path.iterdir()
-    assert [f.name for f in run.iterdir()] == ["train"]
+    assert "train" in [f.name for f in run.iterdir()]
 
 
 def test_jax_needs_no_tensorflow(tmp_path, engine):
