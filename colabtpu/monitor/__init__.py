@@ -12,19 +12,50 @@ from typing import TYPE_CHECKING, Any
 
 # Public name -> the module that holds it.
 _HOME = {
+    "AttentionMaps": "pictures",
+    "Confusion": "pictures",
     "EventWriter": "events",
     "Meter": "meter",
-    "callbacks": "training",
+    "NextTokens": "pictures",
+    "Samples": "pictures",
+    "analyse": "xplane",
+    "callbacks": "assemble",
+    "curves": "reading",
+    "note_checkpoint": "status",
+    "phase": "status",
+    "profile": "profiling",
     "tensorboard": "server",
+    "weights_and_biases": "weights_and_biases",
 }
 
 if TYPE_CHECKING:
+    from colabtpu.monitor.assemble import callbacks
     from colabtpu.monitor.events import EventWriter
     from colabtpu.monitor.meter import Meter
+    from colabtpu.monitor.pictures import AttentionMaps, Confusion, NextTokens, Samples
+    from colabtpu.monitor.profiling import profile
+    from colabtpu.monitor.reading import curves
     from colabtpu.monitor.server import tensorboard
-    from colabtpu.monitor.training import callbacks
+    from colabtpu.monitor.status import note_checkpoint, phase
+    from colabtpu.monitor.weights_and_biases import weights_and_biases
+    from colabtpu.monitor.xplane import analyse
 
-__all__ = ["EventWriter", "Meter", "callbacks", "tensorboard"]
+__all__ = [
+    "AttentionMaps",
+    "Confusion",
+    "EventWriter",
+    "Meter",
+    "NextTokens",
+    "Samples",
+    "analyse",
+    "callbacks",
+    "curves",
+    "note_checkpoint",
+    "phase",
+    "profile",
+    "tensorboard",
+    "weights_and_biases",
+]
 
 
 def __getattr__(name: str) -> Any:

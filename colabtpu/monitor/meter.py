@@ -10,6 +10,7 @@ handed in, so that nothing here reads a clock.
 """
 
 from collections import deque
+from typing import NamedTuple
 
 
 class Meter:
@@ -22,11 +23,12 @@ class Meter:
 
     def __init__(self, warmup_steps: int = 2, window: int = 20) -> None:
         self._warmup_left = warmup_steps
-        self._marks: deque[tuple[float, int, float]] = deque(maxlen=window + 1)
+        self._marks: deque[_Mark] = deque(maxlen=window + 1)
         self._elapsed = 0.0
         self._since: float | None = None
         self._steps = 0
         self._tokens = 0.0
+        self._waited = 0.0
 
     def resume(self, now: float) -> None:
         """Starts the clock; does nothing when it runs already."""
@@ -39,6 +41,10 @@ class Meter:
             self._elapsed += now - self._since
             self._since = None
 
+    def wait(self, seconds: float) -> None:
+        """Notes that the device had nothing to do for `seconds`, for want of a batch."""
+        self._waited += seconds
+
     def step(self, now: float, tokens: float = 0.0, steps: int = 1) -> None:
         """Notes that `steps` steps over `tokens` tokens have finished by `now`, in seconds."""
         self._warmup_left -= steps
@@ -48,31 +54,45 @@ class Meter:
         if self._marks:
             self._steps += steps
             self._tokens += tokens
-        self._marks.append((self._active(now), self._steps, self._tokens))
+        self._marks.append(_Mark(self._active(now), self._steps, self._tokens, self._waited))
 
     @property
     def step_seconds(self) -> float | None:
         """Mean seconds a step over the window, `None` before two steps have been counted."""
-        seconds, steps, _ = self._span()
-        return seconds / steps if steps else None
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """Mean steps a second over the window, `None` before two steps have been counted."""
-        seconds, steps, _ = self._span()
-        return steps / seconds if steps and seconds > 0 else None
+        span = self._span()
+        return span.seconds / span.steps if span.steps else None
 
     @property
     def tokens_per_second(self) -> float | None:
         """Mean tokens a second over the window, `None` where no tokens were counted."""
-        seconds, _, tokens = self._span()
-        return tokens / seconds if tokens and seconds > 0 else None
+        span = self._span()
+        return span.tokens / span.seconds if span.tokens and span.seconds > 0 else None
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """Share of the window's time in which the device waited for a batch, 0 to 1."""
+        span = self._span()
+        return min(span.waited / span.seconds, 1.0) if span.steps and span.seconds > 0 else None
 
     def _active(self, now: float) -> float:
         return self._elapsed + (now - self._since if self._since is not None else 0.0)
 
-    def _span(self) -> tuple[float, int, float]:
+    def _span(self) -> "_Mark":
         if len(self._marks) < 2:
-            return 0.0, 0, 0.0
+            return _Mark(0.0, 0, 0.0, 0.0)
         first, last = self._marks[0], self._marks[-1]
-        return last[0] - first[0], last[1] - first[1], last[2] - first[2]
+        return _Mark(
+            last.seconds - first.seconds,
+            last.steps - first.steps,
+            last.tokens - first.tokens,
+            last.waited - first.waited,
+        )
+
+
+class _Mark(NamedTuple):
+    """Running totals at the end of a step, without the warm-up."""
+
+    seconds: float
+    steps: int
+    tokens: float
+    waited: float

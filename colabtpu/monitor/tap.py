@@ -1,40 +1,57 @@
 """A tap on a Keras model's training step: its values as the device holds them, unread.
 
 Keras turns the logs of each step into Python floats before a callback sees them, which waits
-for the device, and they are running means over the epoch. So the tap wraps two functions of
-the model. `train_step`, while it is traced, also returns what Keras does not: the loss of
-this batch alone, its metrics, the learning rate, the number of tokens. `train_function` takes
-those values out again before Keras sees them, and hands them on as device arrays.
+for the device. So the tap wraps two functions of the model. `train_step`, while it is traced,
+returns more than Keras asks for (see `step`). `train_function` takes those values out again
+before Keras sees them, and hands them on as device arrays; it also times how long the step
+waits for its batch, and can keep that batch.
 
 Works with both engines, with `jit_compile`, `run_eagerly`, `steps_per_execution` and with a
 user's own `train_step`; a step that has no such values gives Keras' own logs.
 """
 
-import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from colabtpu.monitor.step import Values, jax_step, tensorflow_step
+
 # The key under which the extra values travel inside Keras' logs.
 KEY = "_colabtpu"
 
-Values = dict[str, Any]
-"""Name -> scalar, as a device array that nobody has read yet."""
-
 
 class Tap:
-    """Hands each training step's values to `on_step(values)`.
+    """Hands each training step's values to `on_step`.
 
     Args:
-        on_step: called right after a step was enqueued, on the thread that trains.
+        on_step: called with the step's values right after it was enqueued, on the thread
+            that trains.
         on_enqueue: called right before a step is enqueued.
+        on_wait: called with the seconds that the device had nothing to do for want of a batch.
+
+    Attributes:
+        keep_batch: whether `batch` is kept.
+        batch: the latest batch, `(x, y, sample_weight)` or shorter.
+        state: on JAX, the model's state after the latest step.
+        steps_per_call: the model's `steps_per_execution`.
     """
 
-    def __init__(self, on_step: Callable[[Values], None], on_enqueue: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_step: Callable[[Values], None],
+        on_enqueue: Callable[[], None],
+        on_wait: Callable[[float], None],
+    ) -> None:
         self.on_step = on_step
         self.on_enqueue = on_enqueue
+        self.on_wait = on_wait
+        self.keep_batch = False
+        self.batch: Any = None
+        self.state: Any = None
+        self.steps_per_call = 1
+        self._latest: Values = {}
         # Only a step that `fit` announced belongs to us: after an interrupted fit, the same
         # function may serve `train_on_batch` or a fit without our callback.
         self._announced = False
@@ -48,6 +65,7 @@ class Tap:
             model.make_train_function()
             model.train_function = _TappedFunction(model.train_function)
         model.train_function.tap = self
+        self.steps_per_call = model.steps_per_execution
         model.train_step.live = True
 
     def detach(self, model: keras.Model) -> None:
@@ -56,6 +74,8 @@ class Tap:
             model.train_function.tap = None
         if hasattr(model.train_step, "live"):
             model.train_step.live = False
+        self.batch = self.state = None
+        self._latest = {}
 
     def announce(self) -> None:
         """Says that `fit` is about to run a step; call it in `on_train_batch_begin`."""
@@ -66,6 +86,37 @@ class Tap:
         announced, self._announced = self._announced, False
         return announced
 
+    def fetched(self, batch: Any, seconds: float, idle_before: bool) -> None:
+        """Notes that a batch took `seconds` to come."""
+        if self.keep_batch:
+            self.batch = batch
+        # A device that still works on an earlier step loses nothing. One that ran dry while
+        # the batch was made did so at an unknown moment: half is the fair guess.
+        if idle_before:
+            self.on_wait(seconds)
+        elif self.device_is_idle():
+            self.on_wait(seconds / 2)
+
+    def stepped(self, values: Values, state: Any) -> None:
+        """Notes that a step was enqueued."""
+        self.state = state
+        self._latest = values
+        self.on_step(values)
+
+    def device_is_idle(self) -> bool:
+        """Whether the latest step is done, as far as that can be told without waiting."""
+        return is_ready(self._latest)
+
+
+def is_ready(values: Values) -> bool:
+    """Whether the device has finished these values; says yes where it cannot be told."""
+    for value in values.values():
+        if hasattr(value, "is_ready"):
+            return bool(value.is_ready())
+    # TensorFlow does not say. On a CPU its functions return when they are done; elsewhere
+    # this makes the waiting for data an upper bound.
+    return True
+
 
 class _TappedFunction:
     """Stands where `model.train_function` stood."""
@@ -75,134 +126,63 @@ class _TappedFunction:
         self.tap: Tap | None = None
 
     def __call__(self, *args: Any) -> Any:
-        tap = self.tap if self.tap is not None and self.tap.take() else None
-        if tap is not None:
-            tap.on_enqueue()
-        out = self.function(*args)
-        logs = out[0] if isinstance(out, tuple) else out
-        extra = logs.pop(KEY, {}) if isinstance(logs, dict) else {}
-        if tap is not None:
-            tap.on_step({**logs, **extra} if isinstance(logs, dict) else {"loss": logs})
+        tap = self.tap
+        if tap is None or not tap.take():
+            return self._without_extra(self.function(*args))[0]
+        tap.on_enqueue()
+        *state, iterator = args
+        out, values = self._without_extra(self.function(*state, _watched(iterator, tap)))
+        tap.stepped(values, out[1] if state else None)
         return out
+
+    def _without_extra(self, out: Any) -> tuple[Any, Values]:
+        logs = out[0] if isinstance(out, tuple) else out
+        if not isinstance(logs, dict):
+            return out, {"loss": logs}
+        extra = logs.pop(KEY, {})
+        return out, {**logs, **extra}
+
+
+def _watched(iterator: Any, tap: Tap) -> Any:
+    """The iterator that `train_function` is given, with its waiting timed."""
+    if keras.backend.backend() == "jax":
+        return _timed(iterator, tap)
+    import tensorflow as tf
+
+    # Taken here, a batch can be timed and kept; several steps in one call take their batches
+    # inside the graph, where it cannot.
+    if tap.steps_per_call > 1 or not isinstance(
+        iterator, tf.data.Iterator | tf.distribute.DistributedIterator
+    ):
+        return iterator
+    return [next(_timed(iterator, tap))]
+
+
+def _timed(iterator: Any, tap: Tap) -> Iterator[Any]:
+    while True:
+        idle, start = tap.device_is_idle(), time.perf_counter()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        tap.fetched(batch, time.perf_counter() - start, idle)
+        yield batch
 
 
 def _tapped_step(model: keras.Model) -> Callable[..., Any]:
     """`model.train_step` that also returns this batch's own values under `KEY`."""
     original = getattr(model.train_step, "model_step", model.train_step)
-    step = _jax_step if keras.backend.backend() == "jax" else _tensorflow_step
 
     # A plain function, as TensorFlow's autograph expects; its state hangs on it.
     def train_step(*args: Any) -> Any:
         if not train_step.live:  # type: ignore[attr-defined]
             return original(*args)
-        return step(model, original, *args)
+        if keras.backend.backend() == "jax":
+            logs, state, values = jax_step(model, original, *args)
+            return {**logs, KEY: values}, state
+        logs, values = tensorflow_step(model, original, *args)
+        return {**logs, KEY: values}
 
     train_step.live = True  # type: ignore[attr-defined]
     train_step.model_step = original  # type: ignore[attr-defined]
     return train_step
-
-
-def _jax_step(model: keras.Model, original: Callable[..., Any], state: Any, data: Any) -> Any:
-    optimizer_values, metric_values = state[2], state[3]
-    values = _input_size(data)
-    if model.optimizer is not None:
-        mapping = list(zip(model.optimizer.variables, optimizer_values, strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            values |= _learning_rate(model)
-    with _watch_loss(model) as seen:
-        logs, new_state = original(state, data)
-    values |= seen
-    index = {id(v): i for i, v in enumerate(model.metrics_variables)}
-    for metric in _mean_metrics(model, logs):
-        pair = [index.get(id(metric.total)), index.get(id(metric.count))]
-        if None not in pair:
-            total, count = (new_state[3][i] - metric_values[i] for i in pair)
-            values[metric.name] = keras.ops.divide_no_nan(total, count)
-    return {**logs, KEY: values}, new_state
-
-
-def _tensorflow_step(model: keras.Model, original: Callable[..., Any], data: Any) -> Any:
-    import tensorflow as tf
-
-    def read(variable: Any) -> Any:
-        return tf.identity(tf.convert_to_tensor(variable.value))
-
-    values = _input_size(data)
-    if model.optimizer is not None:
-        values |= _learning_rate(model)
-    before = {m.name: (read(m.total), read(m.count)) for m in _mean_metrics(model)}
-    with _watch_loss(model) as seen:
-        logs = original(data)
-    # A replica sees its own share of the batch; Keras would report replica 0 or a mean.
-    context = tf.distribute.get_replica_context()
-    for name in ("tokens", "examples"):
-        if name in values:
-            values[name] = context.all_reduce("SUM", tf.cast(values[name], tf.float32))
-    values |= {name: context.all_reduce("MEAN", loss) for name, loss in seen.items()}
-    for metric in _mean_metrics(model, logs):
-        if metric.name in before:
-            old_total, old_count = before[metric.name]
-            total = context.all_reduce("SUM", read(metric.total) - old_total)
-            count = context.all_reduce("SUM", read(metric.count) - old_count)
-            values[metric.name] = tf.math.divide_no_nan(total, count)
-    return {**logs, KEY: values}
-
-
-def _input_size(data: Any) -> Values:
-    """Examples in the batch, and tokens when the input is `(batch, seq)` of whole numbers."""
-    x = keras.utils.unpack_x_y_sample_weight(data)[0]
-    leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
-    shape = keras.ops.shape(leaves[0])
-    values: Values = {"examples": keras.ops.cast(shape[0], "float32")}
-    if len(shape) == 2 and "int" in keras.backend.standardize_dtype(leaves[0].dtype):
-        values["tokens"] = values["examples"] * keras.ops.cast(shape[1], "float32")
-    return values
-
-
-def _learning_rate(model: keras.Model) -> Values:
-    """The rate of this step, schedules included, before the step counts itself."""
-    rate = model.optimizer.learning_rate
-    return {"learning_rate": keras.ops.cast(keras.ops.convert_to_tensor(rate), "float32")}
-
-
-# What the loss tracker was given, for each thread: a strategy traces its replicas in threads
-# of their own, and changes between them in the middle of a step.
-_traced = threading.local()
-
-
-@contextmanager
-def _watch_loss(model: keras.Model) -> Iterator[Values]:
-    """Collects the value that the loss tracker is given while a step is traced."""
-    tracker = next((m for m in model.metrics if m.name == "loss"), None)
-    if tracker is not None and not hasattr(tracker.update_state, "watched"):
-        tracker.update_state = _watched(tracker.update_state)
-    seen: Values = {}
-    _traced.values = seen
-    try:
-        yield seen
-    finally:
-        _traced.values = None
-
-
-def _watched(update: Callable[..., Any]) -> Callable[..., Any]:
-    def update_state(values: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_traced, "values", None) is not None:
-            _traced.values["loss"] = keras.ops.cast(keras.ops.mean(values), "float32")
-        return update(values, *args, **kwargs)
-
-    update_state.watched = update  # type: ignore[attr-defined]
-    return update_state
-
-
-def _mean_metrics(model: keras.Model, logs: Values | None = None) -> list[Any]:
-    """The compiled metrics that are a total over a count, so that one batch can be told apart."""
-    found: list[Any] = []
-    for metric in model.metrics:
-        found += getattr(metric, "metrics", None) or [metric]
-    return [
-        m
-        for m in found
-        if isinstance(m, keras.metrics.Mean)
-        and m.name != "loss"
-        and (logs is None or m.name in logs)
-    ]

@@ -4,30 +4,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import ClassVar
 
 import keras
 import numpy as np
 import pytest
+from monitor_helpers import scalars, several_devices, values
 
 from colabtpu import InvalidArgumentError, monitor
 
 VOCAB, SEQ, BATCH, STEPS = 16, 8, 16, 4
-
-
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    reader.Reload()
-    return {
-        tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]
-    }
-
-
-def values(folder: Path, tag: str) -> list[float]:
-    return [value for _, value in scalars(folder)[tag]]
 
 
 def tokens(rows: int = BATCH * STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +159,9 @@ def test_steps_continue_after_a_resume(tmp_path):
 def test_tokens_per_second_are_tokens_per_step_over_step_time(tmp_path):
     fit(language_model(), tmp_path, epochs=2)
     train = tmp_path / "run" / "train"
-    product = np.multiply(values(train, "tokens_per_second"), values(train, "step_seconds"))
+    product = np.multiply(
+        values(train, "speed/tokens_per_second"), values(train, "speed/step_seconds")
+    )
     np.testing.assert_allclose(product, BATCH * SEQ, rtol=1e-4)
     assert len(product) == 2 * STEPS - 2, "the first two steps are warm-up"
 
@@ -186,7 +174,9 @@ def test_tokens_per_step_of_the_data_win(tmp_path):
     logs = monitor.callbacks(tmp_path, data=Batches(), run="run")
     language_model().fit(x, y, batch_size=BATCH, callbacks=logs, verbose=0)
     train = tmp_path / "run" / "train"
-    product = np.multiply(values(train, "tokens_per_second"), values(train, "step_seconds"))
+    product = np.multiply(
+        values(train, "speed/tokens_per_second"), values(train, "speed/step_seconds")
+    )
     np.testing.assert_allclose(product, 1000, rtol=1e-4)
 
 
@@ -197,8 +187,8 @@ def test_model_without_tokens_says_so_once_and_has_no_perplexity(tmp_path, capsy
     logs = monitor.callbacks(tmp_path, run="run")
     model.fit(x, x[:, :1], batch_size=8, epochs=2, callbacks=logs, verbose=0)
     written = scalars(tmp_path / "run" / "train")
-    assert {"loss", "learning_rate", "step_seconds"} <= written.keys()
-    assert not {"tokens_per_second", "perplexity"} & written.keys()
+    assert {"loss", "learning_rate", "speed/step_seconds"} <= written.keys()
+    assert not {"speed/tokens_per_second", "perplexity"} & written.keys()
     assert capsys.readouterr().out.count("No tokens per second") == 1
 
 
@@ -315,7 +305,7 @@ def test_each_run_gets_a_folder_of_its_own_by_default(tmp_path):
     x, y = tokens()
     language_model().fit(x, y, batch_size=BATCH, callbacks=monitor.callbacks(tmp_path), verbose=0)
     (run,) = tmp_path.iterdir()
-    assert [f.name for f in run.iterdir()] == ["train"]
+    assert "train" in [f.name for f in run.iterdir()]
 
 
 def test_jax_needs_no_tensorflow(tmp_path, engine):
