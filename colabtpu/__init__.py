@@ -19,6 +19,7 @@ _HOME = {
     "Connection": "connection",
     "InvalidArgumentError": "errors",
     "batching": "batching",
+    "checkpoint": "checkpoint",
     "chips": "chips",
     "connect": "connection",
     "data": "data",
@@ -35,6 +36,7 @@ _HOME = {
 if TYPE_CHECKING:
     from colabtpu import (
         batching,
+        checkpoint,
         chips,
         data,
         doctor,
@@ -54,6 +56,7 @@ __all__ = [
     "Connection",
     "InvalidArgumentError",
     "batching",
+    "checkpoint",
     "chips",
     "connect",
     "data",

@@ -22,6 +22,7 @@ from colabtpu.errors import ColabTPUError
 
 # verb -> (the module that holds it, what it does)
 VERBS = {
+    "data": ("colabtpu.data.prepare", "tokenise a corpus now, to train on it later"),
     "doctor": ("colabtpu.doctor", "say what is wrong with this runtime, and the fix"),
     "install": ("colabtpu.install", "install what this runtime needs, in the right order"),
     "migrate": ("colabtpu.migrate", "bring a notebook of other years to today"),

@@ -43,6 +43,9 @@ def several_devices(engine: str, number: int) -> Any:
     if engine == "tensorflow":
         import tensorflow as tf
 
-        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(number)]).scope()
+        # Not collectives, which keep the group of the first strategy for the whole process.
+        names = [f"CPU:{i}" for i in range(number)]
+        reduce = tf.distribute.ReductionToOneDevice()
+        return tf.distribute.MirroredStrategy(names, cross_device_ops=reduce).scope()
     devices = keras.distribution.list_devices("cpu")[:number]
     return keras.distribution.DataParallel(devices=devices).scope()

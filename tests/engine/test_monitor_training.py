@@ -9,7 +9,7 @@ from typing import ClassVar
 import keras
 import numpy as np
 import pytest
-from monitor_helpers import scalars, several_devices, values
+from monitor_helpers import scalars, values
 
 from colabtpu import InvalidArgumentError, monitor
 
