@@ -167,13 +167,20 @@ def _watching_attention(model: keras.Model) -> Iterator[list[Any]]:
     seen: list[Any] = []
     attend = attention.attend
 
-    def watched_attend(query: Any, key: Any, value: Any, segment_ids: Any = None) -> Any:
+    def watched_attend(
+        query: Any, key: Any, value: Any, segment_ids: Any = None, window: int = 0
+    ) -> Any:
         mask = None
         if segment_ids is not None:
             ids = keras.ops.convert_to_numpy(segment_ids)
             mask = ids[:, :, None] == ids[:, None, :]
-        seen.append((query, key, mask, True))
-        return attend(query, key, value, segment_ids)
+        if window:
+            places = np.arange(query.shape[2])
+            near = (places[:, None] - places[None] < window)[None]
+            mask = near if mask is None else mask & near
+        heads_last = [keras.ops.swapaxes(each, 1, 2) for each in (query, key)]
+        seen.append((*heads_last, mask, True))
+        return attend(query, key, value, segment_ids, window)
 
     layers = [
         layer for layer in model._flatten_layers() if hasattr(layer, "_compute_attention")
