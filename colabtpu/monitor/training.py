@@ -88,9 +88,16 @@ class TrainingLog(keras.callbacks.Callback):
         self.meter = Meter()
         self.files = RunFiles(self.folder, start_step=self.step, mirror=self._mirror)
         self._tap.attach(self._model)
+        # A checkpoint asks for this first, so that an interrupted run's curves have no gap.
+        self._model.__dict__.setdefault("_colabtpu_flush", {})["monitor"] = self.flush
         if self._described is not self._model:
             self._described = self._model
             self._figures.describe(self._model, self.files)
+
+    def flush(self) -> None:
+        """Reads the steps that are still under way and waits until all curves are on disk."""
+        self._read_all()
+        self.files.flush()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self._tap.announce()

@@ -108,10 +108,12 @@ def test_interrupted_kernel_saves_stops_and_continues_at_the_same_batch(tmp_path
 
 
 def test_second_interruption_is_not_held_back(tmp_path):
+    # A shell that starts this in the background has it ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     twice = At(2, lambda: (interrupt(), interrupt()))
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, callbacks=[twice])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_interruption_during_validation_keeps_the_epoch(tmp_path, expected):

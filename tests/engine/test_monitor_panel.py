@@ -66,7 +66,8 @@ def test_panel_follows_a_fit_from_compiling_to_done(tmp_path):
     assert (last.phase, last.step) == ("done", 12)
     assert last.numbers["val_loss"] < seen[0].numbers.get("val_loss", math.inf)
     assert seen[-1].eta_seconds > 0
-    assert not last.warnings
+    # Whether the device waits for data depends on how busy this machine is.
+    assert not [warning for warning in last.warnings if "waits for data" not in warning]
 
 
 def test_other_rooms_phases_are_shown_while_they_last(tmp_path):
