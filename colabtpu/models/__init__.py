@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "LanguageModel": "transformer",
+    "SlimAdamW": "optimizers",
     "Spec": "spec",
     "flops_per_token": "spec",
     "generate": "generation",
@@ -24,11 +25,13 @@ _MODULES = ("attention", "generation", "losses", "spec", "transformer")
 if TYPE_CHECKING:
     from colabtpu.models import attention, generation, losses, spec, transformer
     from colabtpu.models.generation import generate
+    from colabtpu.models.optimizers import SlimAdamW
     from colabtpu.models.spec import Spec, flops_per_token, named_spec
     from colabtpu.models.transformer import LanguageModel, named, transformer_lm
 
 __all__ = [
     "LanguageModel",
+    "SlimAdamW",
     "Spec",
     "attention",
     "flops_per_token",

@@ -148,12 +148,7 @@ def _loop(
     seed: Any,
 ) -> Any:  # fmt: skip
     """Fills `row` (1, seq) up to `length`, one token a turn, the prompt's own first."""
-    spec = model.spec
-    shape = (1, spec.seq_len, spec.kv_heads, spec.head_dim)
-    empty = tuple(
-        (ops.zeros(shape, model.compute_dtype), ops.zeros(shape, model.compute_dtype))
-        for _ in model.blocks
-    )
+    empty = tuple(block.empty_cache(1, model.compute_dtype) for block in model.blocks)
 
     def unfinished(position: Any, row: Any, caches: Any) -> Any:
         return position < length - 1

@@ -17,6 +17,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from colabtpu.models.cross_entropy import Objective, chunked, from_logits
+
 _PACKAGE = "colabtpu"
 
 
@@ -75,11 +77,19 @@ class NextToken(keras.losses.Loss):
         self.z_loss = z_loss
         self.ignore_index = ignore_index
         self._embedding: Any = None
+        self._training = True
         self._fed: list[TokenAccuracy] = []
 
-    def bind(self, model: Any) -> None:
-        """Takes note of the head that lends its weights and of the metrics to feed."""
-        self._embedding = getattr(model, "embedding", None)
+    def bind(self, model: Any, training: bool = True) -> None:
+        """Takes note of the head that lends its weights and of the metrics to feed.
+
+        Args:
+            model: the model whose loss is computed.
+            training: whether a gradient will be asked for.
+        """
+        embedding = getattr(model, "embedding", None)
+        self._embedding = embedding if hasattr(embedding, "hidden_behind") else None
+        self._training = training
         self._fed = [metric for metric in _compiled(model) if isinstance(metric, TokenAccuracy)]
         for metric in self._fed:
             metric.fed = True
@@ -98,13 +108,14 @@ class NextToken(keras.losses.Loss):
         """
         labels = ops.cast(y_true, "int32")
         weights = self._weights(labels, sample_weight)
-        logits = ops.cast(y_pred, "float32")
-        losses = self._losses(ops.where(weights > 0, labels, 0), logits)
-        hits = ops.cast(ops.equal(ops.cast(ops.argmax(logits, -1), "int32"), labels), "float32")
+        labels = ops.where(weights > 0, labels, 0)  # an ignored label need not be a token
+        weight = ops.sum(weights)
+        share = weights / ops.maximum(_sum_over_replicas(weight), 1e-8)
+        loss, hits = self._sums(y_pred, labels, share)
         for metric in self._fed:
-            metric.add(ops.sum(hits * weights), ops.sum(weights))
-        total = _sum_over_replicas(ops.sum(weights))
-        return ops.sum(losses * weights) / ops.maximum(total, 1e-8)
+            # `share` is in parts of the replicas' total, which need not be this replica's.
+            metric.add(hits * ops.maximum(_sum_over_replicas(weight), 1e-8), weight)
+        return loss
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -123,17 +134,19 @@ class NextToken(keras.losses.Loss):
             weights = ops.where(ops.equal(labels, self.ignore_index), 0.0, weights)
         return weights
 
-    def _losses(self, labels: Any, logits: Any) -> Any:
-        partition = ops.logsumexp(logits, axis=-1)
-        target = ops.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-        if self.label_smoothing:
-            target = (1 - self.label_smoothing) * target + self.label_smoothing * ops.mean(
-                logits[..., : self._vocab_size(logits)], axis=-1
-            )
-        return partition - target + self.z_loss * ops.square(partition)
-
-    def _vocab_size(self, logits: Any) -> int:
-        return getattr(self._embedding, "vocab_size", logits.shape[-1])
+    def _sums(self, y_pred: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+        """Returns the weighted sums of losses and hits, from hidden states where they are known."""
+        head = self._embedding
+        hidden = None if head is None else head.hidden_behind(y_pred)
+        vocab_size = y_pred.shape[-1] if head is None else head.vocab_size
+        objective = Objective(vocab_size, self.label_smoothing, self.z_loss)
+        if hidden is None:
+            losses, hits = from_logits(ops.cast(y_pred, "float32"), labels, objective)
+            return ops.sum(losses * weights), ops.sum(hits * weights)
+        return chunked(
+            hidden, head.kernel, labels, weights, objective,
+            tied=head.tie_weights, training=self._training,
+        )  # fmt: skip
 
 
 @keras.saving.register_keras_serializable(_PACKAGE)

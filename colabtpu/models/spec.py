@@ -31,6 +31,12 @@ class Spec:
         vocab_multiple: the table is padded to a multiple of this (128; 256 on v6e), because
             the matrix unit pads to it anyway. The extra logits are masked.
         packed: whether rows hold several documents, told apart by `segment_ids`.
+        window: how many tokens back a token sees, itself included; 0: all.
+        remat: what a block computes again for its gradient instead of keeping it. `"none"`:
+            nothing; `"full"`: everything but the block's input; `"attention"`: all but the
+            attention's output; `"dots"`: all but the matrix products. TensorFlow has no such
+            choice: there the last two act as `"full"`.
+        scan: whether the blocks' weights are stacked, so that one block is compiled, not all.
     """
 
     vocab_size: int
@@ -45,6 +51,9 @@ class Spec:
     tied: bool = True
     vocab_multiple: int = 128
     packed: bool = False
+    window: int = 0
+    remat: str = "none"
+    scan: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "seq_len", "layers", "dim", "vocab_multiple"):
@@ -55,6 +64,7 @@ class Spec:
         object.__setattr__(self, "mlp_dim", self.mlp_dim or 4 * self.dim)
         _require_choice("positions", self.positions, ("rotary", "learned"))
         _require_choice("norm", self.norm, ("rms", "layer"))
+        _require_choice("remat", self.remat, ("none", "full", "attention", "dots"))
         _require_divisor("heads", heads, "dim", self.dim)
         _require_divisor("kv_heads", self.kv_heads, "heads", heads)
         if self.positions == "rotary" and self.head_dim % 2:

@@ -4,8 +4,7 @@
     model(tokens)                          # (batch, seq) int32 -> (batch, seq, vocabulary) float32
     model.save("model.keras")              # and keras.saving.load_model("model.keras")
 
-Pre-norm blocks without biases: attention and a GELU feed-forward part, each added to the
-residual stream. The layers are plain Keras, so LoRA, layouts and layer hooks find them by name.
+The layers are plain Keras (`decoder.py`), so LoRA, layouts and layer hooks find them by name.
 
 The model returns logits, as any Keras model would. `losses.next_token` does not read them where
 it can avoid it: it asks `embedding.hidden_behind(logits)` for the hidden states they were made
@@ -21,7 +20,9 @@ import keras
 from keras import ops
 
 from colabtpu.models import attention
+from colabtpu.models.decoder import DecoderBlock, norm_layer
 from colabtpu.models.spec import Spec, named_spec
+from colabtpu.models.stack import BlockStack
 
 _PACKAGE = "colabtpu"
 
@@ -50,7 +51,7 @@ def transformer_lm(
             bfloat16 is emulated and slow.
         name: the Keras name of the model.
         **options: any other attribute of `Spec`: `kv_heads`, `mlp_dim`, `positions`, `norm`,
-            `tied`, `vocab_multiple`, `packed`.
+            `tied`, `vocab_multiple`, `packed`, `window`, `remat`, `scan`.
 
     Returns:
         A `LanguageModel`: tokens `(batch, seq)` int32 to logits `(batch, seq, padded
@@ -97,7 +98,7 @@ class LanguageModel(keras.Model):
     Attributes:
         spec: the `Spec` it was built from.
         embedding: the `TokenEmbedding`, which is also the head.
-        blocks: the `DecoderBlock`s, first to last.
+        blocks: the `DecoderBlock`s, first to last; with `scan=True` one `BlockStack`.
     """
 
     def __init__(self, spec: Spec, dtype: Any = None, **kwargs: Any) -> None:
@@ -106,10 +107,12 @@ class LanguageModel(keras.Model):
             spec.vocab_size, spec.padded_vocab_size, spec.dim, spec.tied,
             dtype=policy, name="embedding",
         )  # fmt: skip
-        blocks = [
-            DecoderBlock(spec, dtype=policy, name=f"block_{index}") for index in range(spec.layers)
-        ]
-        norm = _norm(spec, policy, "final_norm")
+        blocks: list[Any] = (
+            [BlockStack(spec, dtype=policy, name="blocks")]
+            if spec.scan
+            else [DecoderBlock(spec, dtype=policy, name=f"block_{i}") for i in range(spec.layers)]
+        )
+        norm = norm_layer(spec, policy, "final_norm")
         inputs = _inputs(spec)
         tokens, segment_ids, positions = _unpack(inputs)
         hidden = embedding(tokens)
@@ -139,7 +142,7 @@ class LanguageModel(keras.Model):
         """Computes the compiled loss, after showing it the head and the metrics it feeds."""
         bind = getattr(self.loss, "bind", None)
         if bind is not None:
-            bind(self)
+            bind(self, training)
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
     def get_config(self) -> dict[str, Any]:
@@ -199,6 +202,11 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
         self.__dict__["_latest"] = (None, None)
         return hidden if latest is logits else None
 
+    @property
+    def kernel(self) -> Any:
+        """The head's weights: `(vocabulary, dim)` where tied, else `(dim, vocabulary)`."""
+        return self.embeddings if self.tie_weights else self.reverse_embeddings
+
     def mask_padding(self, logits: Any) -> Any:
         """Returns float32 logits `(..., padded vocabulary)` with those of no token made tiny."""
         if self.vocab_size == self.input_dim:
@@ -243,112 +251,6 @@ class PositionTable(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "spec": asdict(self.spec)}
-
-
-@keras.saving.register_keras_serializable(_PACKAGE)
-class DecoderBlock(keras.layers.Layer):
-    """One pre-norm decoder block: causal attention, then a GELU feed-forward part.
-
-    Args:
-        spec: the model's numbers, as a `Spec` or its dict.
-    """
-
-    def __init__(self, spec: Spec | dict[str, Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.spec = spec = spec if isinstance(spec, Spec) else Spec(**spec)
-        # GPT-2's scaling: what is added to the residual stream starts smaller in deep models.
-        residual = 0.02 * (2 * spec.layers) ** -0.5
-        self.attention_norm = self._norm("attention_norm")
-        self.query = self._heads("query", spec.heads)
-        self.key = self._heads("key", spec.kv_heads)
-        self.value = self._heads("value", spec.kv_heads)
-        self.attention_output = keras.layers.EinsumDense(
-            "bthk,hkd->btd", (None, spec.dim), kernel_initializer=_normal(residual),
-            dtype=self.dtype_policy, name="attention_output",
-        )  # fmt: skip
-        self.mlp_norm = self._norm("mlp_norm")
-        self.mlp_up = self._dense("mlp_up", spec.mlp_dim, 0.02)
-        self.mlp_down = self._dense("mlp_down", spec.dim, residual)
-
-    def build(self, hidden_shape: Any, *_: Any) -> None:
-        spec = self.spec
-        shape = (None, spec.seq_len, spec.dim)
-        for layer in (self.attention_norm, self.query, self.key, self.value, self.mlp_norm):
-            layer.build(shape)
-        self.attention_output.build((None, spec.seq_len, spec.heads, spec.head_dim))
-        self.mlp_up.build(shape)
-        self.mlp_down.build((None, spec.seq_len, spec.mlp_dim))
-
-    def call(self, hidden: Any, segment_ids: Any = None, positions: Any = None) -> Any:
-        if positions is None:
-            positions = ops.arange(self.spec.seq_len, dtype="int32")[None]
-        query, key, value = self._project(hidden, positions)
-        mixed = attention.attend(query, key, value, segment_ids)
-        return self._finish(hidden, mixed)
-
-    def decode(self, hidden: Any, cache: tuple[Any, Any], position: Any) -> tuple[Any, Any]:
-        """Returns the block's output for one new token, and the cache with it.
-
-        Args:
-            hidden: `(batch, 1, dim)`, the new token.
-            cache: keys and values, each `(batch, seq, kv_heads, head_dim)`.
-            position: int32 scalar, where the token stands.
-
-        Returns:
-            `(batch, 1, dim)` and the new cache.
-        """
-        query, key, value = self._project(hidden, ops.reshape(position, (1, 1)))
-        start = (0, position, 0, 0)
-        keys = ops.slice_update(cache[0], start, key)
-        values = ops.slice_update(cache[1], start, value)
-        visible = (ops.arange(self.spec.seq_len, dtype="int32") <= position)[None, None]
-        return self._finish(hidden, attention.attend_where(query, keys, values, visible)), (
-            keys,
-            values,
-        )
-
-    def compute_output_spec(self, hidden: Any, *_: Any, **__: Any) -> Any:
-        return keras.KerasTensor(hidden.shape, self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "spec": asdict(self.spec)}
-
-    def _project(self, hidden: Any, positions: Any) -> tuple[Any, Any, Any]:
-        normed = self.attention_norm(hidden)
-        query, key, value = self.query(normed), self.key(normed), self.value(normed)
-        if self.spec.positions == "rotary":
-            query = attention.rotate(query, positions)
-            key = attention.rotate(key, positions)
-        return query, key, value
-
-    def _finish(self, hidden: Any, mixed: Any) -> Any:
-        hidden = hidden + self.attention_output(mixed)
-        inner = ops.gelu(self.mlp_up(self.mlp_norm(hidden)), approximate=True)
-        return hidden + self.mlp_down(inner)
-
-    def _norm(self, name: str) -> Any:
-        return _norm(self.spec, self.dtype_policy, name)
-
-    def _heads(self, name: str, heads: int) -> Any:
-        return keras.layers.EinsumDense(
-            "btd,dhk->bthk", (None, heads, self.spec.head_dim), kernel_initializer=_normal(0.02),
-            dtype=self.dtype_policy, name=name,
-        )  # fmt: skip
-
-    def _dense(self, name: str, width: int, stddev: float) -> Any:
-        return keras.layers.Dense(
-            width, use_bias=False, kernel_initializer=_normal(stddev),
-            dtype=self.dtype_policy, name=name,
-        )  # fmt: skip
-
-
-def _norm(spec: Spec, policy: Any, name: str) -> Any:
-    kind = keras.layers.RMSNormalization if spec.norm == "rms" else keras.layers.LayerNormalization
-    return kind(epsilon=1e-5, dtype=policy, name=name)
-
-
-def _normal(stddev: float) -> Any:
-    return keras.initializers.RandomNormal(stddev=stddev)
 
 
 def _inputs(spec: Spec) -> Any:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import colabtpu as ct
+from colabtpu.models import cross_entropy
 
 VOCAB = 50
 DIMS = {"vocab_size": VOCAB, "seq_len": 8, "layers": 1, "dim": 16, "heads": 2}
@@ -153,3 +154,113 @@ def test_a_foreign_loss_and_metric_read_the_logits_of_our_model():
     logs = model.fit(x, y, batch_size=16, verbose=0).history
     assert logs["loss"][0] == pytest.approx(np.log(VOCAB), abs=0.3)
     assert "theirs" in logs
+
+
+def gradient_of(function, *arrays):
+    """Value and gradients of a scalar function."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        value, grads = jax.jit(jax.value_and_grad(function, argnums=(0, 1)))(*arrays)
+        return float(value), [np.asarray(g) for g in grads]
+    import tensorflow as tf
+
+    @tf.function
+    def run(*tensors):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            value = function(*tensors)
+        return value, tape.gradient(value, tensors)
+
+    value, grads = run(*(tf.constant(a) for a in arrays))
+    return float(value), [g.numpy() for g in grads]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.1, "z_loss": 1e-2}], ids=["plain", "smoothing-z"]
+)
+def test_chunks_equal_keras_loss_and_gradients(tied, options):
+    random = np.random.default_rng(4)
+    hidden = random.normal(size=(4, 16, 32)).astype("float32")
+    kernel = random.normal(size=(128, 32) if tied else (32, 128)).astype("float32")
+    labels = random.integers(0, VOCAB, (4, 16)).astype("int32")
+    weights = (random.random((4, 16)) < 0.7).astype("float32")
+    share = weights / weights.sum()
+
+    def ours(hidden, kernel):
+        objective = cross_entropy.Objective(VOCAB, **options)
+        loss, _ = cross_entropy.chunked(
+            hidden, kernel, labels, share, objective, tied=tied, chunks=4
+        )
+        return loss
+
+    def theirs(hidden, kernel):
+        ops = keras.ops
+        logits = ops.matmul(hidden, ops.transpose(kernel) if tied else kernel)[..., :VOCAB]
+        goal = ops.one_hot(labels, VOCAB)
+        losses = keras.losses.categorical_crossentropy(
+            goal, logits, from_logits=True, label_smoothing=options.get("label_smoothing", 0.0)
+        )
+        losses = losses + options.get("z_loss", 0.0) * ops.square(ops.logsumexp(logits, axis=-1))
+        return ops.sum(losses * share)
+
+    value, grads = gradient_of(ours, hidden, kernel)
+    expected, expected_grads = gradient_of(theirs, hidden, kernel)
+    assert value == pytest.approx(expected, rel=1e-6)
+    for got, wanted in zip(grads, expected_grads, strict=True):
+        assert np.abs(got - wanted).max() < 2e-6 * np.abs(wanted).max()
+
+
+def test_the_number_of_chunks_changes_nothing_but_the_memory():
+    random = np.random.default_rng(4)
+    hidden = random.normal(size=(2, 16, 8)).astype("float32")
+    kernel = random.normal(size=(64, 8)).astype("float32")
+    labels = random.integers(0, VOCAB, (2, 16)).astype("int32")
+    share = np.full((2, 16), 1 / 32, "float32")
+    found = [
+        [float(x) for x in cross_entropy.chunked(
+            hidden, kernel, labels, share, cross_entropy.Objective(VOCAB),
+            tied=True, training=training, chunks=chunks,
+        )]
+        for chunks in (1, 2, 16) for training in (True, False)
+    ]  # fmt: skip
+    np.testing.assert_allclose(found, [found[0]] * 6, rtol=1e-6)
+
+
+def train_program(model, batch, seq):
+    """The text of the training step that `fit` would compile."""
+    x = np.zeros((batch, seq), "int32")
+    if keras.backend.backend() == "jax":
+        import jax
+
+        model._symbolic_build(data_batch=(x, x))
+        model.optimizer.build(model.trainable_variables)
+        state = tuple(
+            [jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in variables]
+            for variables in (
+                model.trainable_variables, model.non_trainable_variables,
+                model.optimizer.variables, model.metrics_variables,
+            )
+        )  # fmt: skip
+        return jax.jit(model.train_step).lower(state, (x, x)).compile().as_text()
+    import tensorflow as tf
+
+    model.optimizer.build(model.trainable_variables)
+    step = tf.function(lambda x: model.train_step((x, x)), jit_compile=True, autograph=False)
+    return step.experimental_get_compiler_ir(tf.constant(x))(stage="optimized_hlo")
+
+
+def test_training_never_holds_the_logits():
+    model = ct.models.transformer_lm(1000, 256, layers=1, dim=16, heads=1)
+    model.compile(
+        "adam", loss=ct.losses.next_token(model), metrics=ct.losses.metrics(model)
+    )  # 8 x 256 tokens: 2 chunks of 8 x 128
+    program = train_program(model, 8, 256)
+    for whole in ("[8,256,1024]", "[2048,1024]"):
+        assert whole not in program
+    assert "[1024,1024]" in program
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert "256,1024]" in train_program(model, 8, 256) or "2048,1024]" in train_program(
+        model, 8, 256
+    )

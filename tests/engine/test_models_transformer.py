@@ -181,3 +181,83 @@ def test_weights_have_the_names_that_layouts_and_adapters_look_for():
     for name in ("query", "key", "value", "attention_output", "mlp_up", "mlp_down"):
         assert f"block_0/{name}/kernel" in paths
     assert "embedding/embeddings" in paths
+
+
+def trained(**changes):
+    """A model and its losses after two steps of SGD, whose updates are the gradients."""
+    model, rows = small(**changes), tokens(4)
+    model.compile(keras.optimizers.SGD(0.1), loss=ct.losses.next_token(model))
+    return model, [float(model.train_on_batch(rows, np.roll(rows, -1, 1))) for _ in range(2)]
+
+
+@pytest.mark.parametrize("remat", ["full", "attention", "dots"])
+def test_rematerialisation_changes_no_gradient(remat):
+    plain, plain_loss = trained()
+    again, loss = trained(remat=remat)
+    np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
+    for one, other in zip(plain.weights, again.weights, strict=True):
+        np.testing.assert_allclose(
+            keras.ops.convert_to_numpy(other), keras.ops.convert_to_numpy(one), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_stacked_blocks_compute_and_train_like_separate_ones(remat, tmp_path):
+    separate = small()
+    stacked = ct.models.transformer_lm(**SMALL, scan=True, remat=remat)
+    assert stacked.count_params() == separate.count_params()
+    stacked.embedding.set_weights(separate.embedding.get_weights())
+    stacked.final_norm.set_weights(separate.final_norm.get_weights())
+    per_block = [block.get_weights() for block in separate.blocks]
+    stacked.blocks[0].set_weights([np.stack(parts) for parts in zip(*per_block, strict=True)])
+    rows = tokens()
+    expected = logits_of(separate, rows)
+    np.testing.assert_allclose(logits_of(stacked, rows), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(
+        ct.models.generate(stacked, None, [1, 2, 3], 8),
+        ct.models.generate(separate, None, [1, 2, 3], 8),
+    )
+    for model in (separate, stacked):
+        model.compile(keras.optimizers.SGD(0.1), loss=ct.losses.next_token(model))
+        model.train_on_batch(rows, np.roll(rows, -1, 1))
+    after = [np.stack(p) for p in zip(*[b.get_weights() for b in separate.blocks], strict=True)]
+    for one, other in zip(after, stacked.blocks[0].get_weights(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
+    stacked.save(tmp_path / "stacked.keras")
+    loaded = keras.saving.load_model(tmp_path / "stacked.keras")
+    np.testing.assert_array_equal(logits_of(loaded, rows), logits_of(stacked, rows))
+
+
+def test_stacked_blocks_start_from_different_weights_of_the_same_spread():
+    stack = ct.models.transformer_lm(50, 12, layers=4, dim=64, scan=True).blocks[0]
+    by_name = {weight.name: np.asarray(weight) for weight in stack.weights}
+    query, down = by_name["query_kernel"], by_name["mlp_down_kernel"]
+    assert np.abs(query[0] - query[1]).max() > 0.01
+    assert query.std() == pytest.approx(0.02, rel=0.05)
+    assert down.std() == pytest.approx(0.02 / np.sqrt(8), rel=0.05)
+    assert (by_name["mlp_norm_scale"] == 1).all()
+
+
+def test_a_window_hides_what_is_further_back():
+    model, rows = small(window=3, layers=1), tokens()
+    before = logits_of(model, rows)
+    changed = rows.copy()
+    changed[:, 2] = (changed[:, 2] + 1) % 50
+    after = logits_of(model, changed)
+    seen = np.abs(after - before)[..., :50].max(axis=(0, 2)) > 1e-6
+    np.testing.assert_array_equal(np.flatnonzero(seen), [2, 3, 4])
+
+
+def test_slim_adamw_halves_the_first_moments_and_still_trains(tmp_path):
+    model = ct.models.transformer_lm(**SMALL)
+    optimizer = ct.models.SlimAdamW(1e-2)
+    model.compile(optimizer, loss=ct.losses.next_token(model))
+    rows = tokens(8)
+    losses = [float(model.train_on_batch(rows, np.roll(rows, -1, 1))) for _ in range(30)]
+    assert losses[-1] < 0.5 * losses[0]
+    dtypes = {v.path.rsplit("_", 1)[-1]: v.dtype for v in optimizer.variables}
+    assert dtypes["momentum"] == "bfloat16"
+    assert dtypes["velocity"] == "float32"
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.momentum_dtype == "bfloat16"
