@@ -22,11 +22,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from colabtpu.preflight.compiler import Compiled, compile_program
-from colabtpu.preflight.program import Program
-
 from colabtpu import chips
 from colabtpu.models.spec import Spec, flops_per_token, named_spec
+from colabtpu.preflight.compiler import Compiled, compile_program
+from colabtpu.preflight.program import Program
 
 # name -> engine, kind, options
 PROGRAMS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -168,10 +167,9 @@ def _lower(name: str, spec: Spec, batch: int, target: str) -> Program:
     _, kind, options = PROGRAMS[name]
     if kind == "raw":
         return _lower_raw(spec, batch, options)
+    from colabtpu.models import attention
     from colabtpu.preflight.lowering import lower
     from colabtpu.preflight.spec import tokens
-
-    from colabtpu.models import attention
 
     with attention.target_device("tpu"):
         model = _ours(spec, options) if kind == "ours" else _plain(spec)

@@ -29,8 +29,8 @@ Place = Callable[[Any], Any]  # a variable, or an array's spec -> its sharding, 
 def lower(model: Any, batch: Any, target: Target, step: str) -> Program:
     """Lowers one step; see `lowering.lower`."""
     batch = specs.map_structure(_canonical, batch)
+    _build(model, batch, step)
     with _distribution(target.num_devices) as (place_variable, place_batch):
-        _build(model, batch, step)
         groups = _state(model, step)
         state = tuple(
             [_shape(v.shape, v.dtype, place_variable(v)) for v in variables]
