@@ -3,7 +3,8 @@
     report = advised(report, model, structure, target)
 
 The order is from what changes nothing in the result to what changes the method: a smaller
-per-core batch with accumulated gradients, recomputed activations, bfloat16 products, LoRA. Each
+per-core batch with accumulated gradients, recomputed activations, a loss without logits, bfloat16
+products, LoRA. Each
 change is made to the model for the length of one lowering (`variants.py`), and libtpu lays out
 the memory of the changed step.
 """
@@ -48,7 +49,7 @@ def advised(
         return judge(changed, batch, target, "train", True, libtpu, time_limit_seconds)
 
     found = []
-    for attempt in (_accumulate, _rematerialize, _bfloat16, _lora):
+    for attempt in (_accumulate, _rematerialize, _chunked_loss, _bfloat16, _lora):
         if progress:
             progress(f"trying what would help: {attempt.__doc__}")
         with contextlib.suppress(_NotForThisModel):
@@ -92,16 +93,37 @@ def _divisors(share: int) -> Iterator[int]:
 
 def _rematerialize(model: Any, structure: Any, target: Target, ask: Judge) -> Advice:
     """recomputed activations"""
-    if not variants.repeated_blocks(model):
+    own = variants.own_blocks(model)
+    if any(block.spec.remat != "none" for block in own):
+        raise _NotForThisModel
+    if not own and not variants.repeated_blocks(model):
         raise _NotForThisModel
     with variants.rematerialized(model) as names:
         report = ask(model, structure)
+    code = (
+        "ct.models.transformer_lm(…, remat='full')"
+        if own
+        else f"with keras.RematScope(mode='list_of_layers', layer_names={_shortened(names)}): "
+        "build the model"
+    )
     return _advice(
         report,
         f"recompute the activations of {len(names)} blocks in the backward pass "
         "(about a third more arithmetic)",
-        f"with keras.RematScope(mode='list_of_layers', layer_names={_shortened(names)}): "
-        "build the model",
+        code,
+    )
+
+
+def _chunked_loss(model: Any, structure: Any, target: Target, ask: Judge) -> Advice:
+    """a loss without logits"""
+    if not variants.lends_its_head(model):
+        raise _NotForThisModel
+    with variants.chunked_loss(model):
+        report = ask(model, structure)
+    return _advice(
+        report,
+        "compute the loss a chunk of tokens at a time, so that the logits never exist at once",
+        "model.compile(…, loss=ct.losses.next_token(model), metrics=ct.losses.metrics(model))",
     )
 
 

@@ -61,14 +61,14 @@ def model_flops(model: Any, batch: Any, program: Program) -> ModelFlops:
 
 def attention_widths(model: Any) -> list[int]:
     """Returns heads x size of a head for every attention layer of the model."""
+    if type(model).__name__ == "LanguageModel":  # ours: the numbers are in its spec
+        return [model.spec.heads * model.spec.head_dim] * model.spec.layers
     widths = []
     for layer in model._flatten_layers():
         heads = _first(layer, "num_query_heads", "num_heads", "_num_heads", "heads")
         size = _first(layer, "head_dim", "key_dim", "_key_dim", "_head_dim", "attention_head_size")
         if isinstance(heads, int) and isinstance(size, int) and "ttention" in type(layer).__name__:
             widths.append(heads * size)
-        elif type(layer).__name__ == "DecoderBlock":  # ours: the numbers are in its spec
-            widths.append(layer.spec.heads * layer.spec.head_dim)
     return widths
 
 

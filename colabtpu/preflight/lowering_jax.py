@@ -29,8 +29,8 @@ Place = Callable[[Any], Any]  # a variable, or an array's spec -> its sharding, 
 def lower(model: Any, batch: Any, target: Target, step: str) -> Program:
     """Lowers one step; see `lowering.lower`."""
     batch = specs.map_structure(_canonical, batch)
+    _build(model, batch, step)
     with _distribution(target.num_devices) as (place_variable, place_batch):
-        _build(model, batch, step)
         groups = _state(model, step)
         state = tuple(
             [_shape(v.shape, v.dtype, place_variable(v)) for v in variables]
@@ -129,17 +129,25 @@ def _distribution(devices: int) -> Iterator[tuple[Place, Place]]:
             f"has {devices}.",
             "Set a distribution of the target's size before building the model.",
         )
-    if len(jax.devices()) >= devices:
-        new = keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:devices])
-        mesh = new.device_mesh.backend_mesh
-    else:
-        new, mesh = None, jax.sharding.AbstractMesh((devices,), ("batch",))
+    new = _data_parallel(devices)
+    mesh = new.device_mesh.backend_mesh
     with _as_distribution(new):
         yield (lambda v: NamedSharding(mesh, PartitionSpec())), _batch_place(mesh, new)
 
 
+def _data_parallel(devices: int) -> Any:
+    """The distribution that a user of the slice would set, over devices that need not be here.
+
+    It must be set while tracing: kernels that the compiler cannot split look at its mesh.
+    """
+    names = [f"cpu:{index}" for index in range(devices)]
+    mesh = keras.distribution.DeviceMesh((devices,), ["batch"], names)
+    mesh._backend_mesh = jax.sharding.AbstractMesh((devices,), ("batch",))
+    return keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False)
+
+
 def _batch_place(mesh: Any, distribution: Any) -> Place:
-    axis = distribution.batch_dim_name if distribution is not None else mesh.axis_names[0]
+    axis = distribution.batch_dim_name
     return lambda s: NamedSharding(mesh, PartitionSpec(*([axis] if s.shape else [])))
 
 

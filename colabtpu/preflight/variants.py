@@ -2,6 +2,7 @@
 
     with accumulating(model, 4): ...        # the optimizer applies every 4th gradient
     with rematerialized(model) as names: ...  # repeated blocks recompute their activations
+    with chunked_loss(model): ...           # no logits of the whole batch
     with in_bfloat16(model): ...            # products in bfloat16, weights stay float32
 
 Weights are not touched, so nothing needs a copy of the model, except `with_lora`.
@@ -10,6 +11,7 @@ Weights are not touched, so nothing needs a copy of the model, except `with_lora
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from colabtpu.preflight import spec as specs
@@ -34,15 +36,38 @@ def rematerialized(model: Any) -> Iterator[list[str]]:
     """The model's repeated blocks under `keras.RematScope`; yields their names."""
     from keras.src.backend.common.remat import RematMode
 
-    blocks = repeated_blocks(model)
-    before = [block._remat_mode for block in blocks]
+    # Our own blocks have a switch of their own, in the numbers that they are made from.
+    own = own_blocks(model)
+    blocks = own or repeated_blocks(model)
+    name = "spec" if own else "_remat_mode"
+    before = [getattr(block, name) for block in blocks]
     for block in blocks:
-        block._remat_mode = RematMode("full", 1024, [])
+        new = replace(block.spec, remat="full") if own else RematMode("full", 1024, [])
+        setattr(block, name, new)
     try:
         yield [block.name for block in blocks]
     finally:
-        for block, mode in zip(blocks, before, strict=True):
-            block._remat_mode = mode
+        for block, kept in zip(blocks, before, strict=True):
+            setattr(block, name, kept)
+
+
+@contextlib.contextmanager
+def chunked_loss(model: Any) -> Iterator[None]:
+    """One of our language models under our loss, which never holds all logits at once."""
+    from keras.src.trainers.compile_utils import CompileLoss
+
+    from colabtpu.models import losses
+
+    names = ("loss", "_compile_loss", "_compile_metrics")
+    before = {name: getattr(model, name) for name in names}
+    model.loss = losses.next_token(model)
+    model._compile_loss = CompileLoss(model.loss)
+    model._compile_metrics = None  # another's metric would read the logits
+    try:
+        yield
+    finally:
+        for name, kept in before.items():
+            setattr(model, name, kept)
 
 
 @contextlib.contextmanager
@@ -96,6 +121,18 @@ def repeated_blocks(model: Any) -> list[Any]:
             kinds[type(layer)].append(layer)
     repeated = [blocks for blocks in kinds.values() if len(blocks) > 1]
     return max(repeated, key=lambda blocks: sum(b.count_params() for b in blocks), default=[])
+
+
+def own_blocks(model: Any) -> list[Any]:
+    """Returns the blocks of one of our own language models, none of another."""
+    blocks = getattr(model, "blocks", [])
+    return [b for b in blocks if hasattr(getattr(b, "spec", None), "remat")]
+
+
+def lends_its_head(model: Any) -> bool:
+    """Whether the model is one of ours whose loss could work without logits, and does not yet."""
+    able = hasattr(getattr(model, "embedding", None), "hidden_behind")
+    return able and not hasattr(getattr(model, "loss", None), "bind")
 
 
 def is_float32(model: Any) -> bool:

@@ -1,6 +1,7 @@
 """Each known trap, in a model that has it and in the same model mended."""
 
 import contextlib
+from importlib.util import find_spec
 
 import keras
 import numpy as np
@@ -219,10 +220,15 @@ def test_the_last_batch_of_an_indexed_data_set():
     assert found(model_of(dense), Rows([16, 16, 16])) == ()
 
 
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="a tf.data pipeline")
 class TestTfData:
     """Pipelines of tf.data, which train on both engines."""
 
-    tf = pytest.importorskip("tensorflow")
+    @property
+    def tf(self):
+        import tensorflow
+
+        return tensorflow
 
     def pipeline(self, rows=40, width=8):
         return self.tf.data.Dataset.from_tensor_slices(

@@ -122,7 +122,8 @@ def test_a_step_that_is_too_big_is_refused_with_libtpu_s_figures():
     # Labels alone are 131,072 x 60,032 x 4 bytes = 29.3 GiB.
     assert found.hbm_needed_bytes > 29 * 2**30
     assert "of HBM and the TPU has 15.75 GiB" in found.summary
-    assert "29.30 GiB of HBM for one array" in found.summary
+    if found.libtpu_version == "0.0.21.1":  # others give the sum
+        assert "29.30 GiB of HBM for one array" in found.summary
     assert "RESOURCE_EXHAUSTED" in found.message
 
 
@@ -135,3 +136,19 @@ def test_other_steps_are_judged_too(report):
     found = ct.preflight(two_layers(), batch, target="v5e-1", step="generate", memory_only=True)
     assert found.compiles
     assert dict(found.hbm_parts)["optimizer"] == 0
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the kernel is JAX's")
+def test_a_kernel_is_split_over_a_slice_larger_than_this_host():
+    """Splash attention cannot be split by the compiler, and there are no 16 devices here."""
+    from colabtpu import models
+    from colabtpu.models import losses
+
+    model = models.transformer_lm(512, 128, layers=1, dim=128, dtype="mixed_bfloat16")
+    model.compile("adam", losses.next_token(model))
+    program = lowering.lower(model, specs.tokens(32, 128), chips.target("v5e:4x4"))
+    assert "tpu_custom_call" in program.identity
+    assert keras.distribution.distribution() is None
+    found = compiler.compile_program(program, chips.target("v5e:4x4"), memory_only=True)
+    assert found.status in ("scheduled", "compiled"), found.message
+    assert "all-reduce" in {c.kind for c in found.collectives}
