@@ -61,14 +61,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    scratch = args.notebook.with_name(f".shot-{args.notebook.name}")
+    scratch = args.notebook.with_name(f"shot-{args.notebook.name}")
     shutil.copy(args.notebook, scratch)
     lab, url = start_lab(args.notebook.resolve().parent, args.python)
     try:
         with sync_playwright() as p:
             browser = p.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM_ARGS)
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
-            page.goto(f"{url}/doc/tree/{scratch.name}")
+            page.goto(f"{url}/lab/tree/{scratch.name}")
             page.wait_for_selector(".jp-Notebook", timeout=60_000)
             page.wait_for_selector('[data-status="idle"]', timeout=90_000)
             page.keyboard.press("Escape")
