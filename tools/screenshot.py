@@ -38,7 +38,8 @@ def start_lab(folder: Path, python: str) -> tuple[subprocess.Popen, str]:
     port = free_port()
     command = [python, "-m", "jupyter", "lab", "--no-browser", "--allow-root",
                "--ip=127.0.0.1", f"--port={port}", "--IdentityProvider.token=",
-               "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={folder}"]  # fmt: skip
+               "--ServerApp.disable_check_xsrf=True", "--LabApp.news_url=None",
+               f"--ServerApp.root_dir={folder}"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     for _ in range(120):
@@ -61,20 +62,26 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    scratch = args.notebook.with_name(f".shot-{args.notebook.name}")
+    scratch = args.notebook.with_name(f"shot-{args.notebook.name}")
     shutil.copy(args.notebook, scratch)
     lab, url = start_lab(args.notebook.resolve().parent, args.python)
     try:
         with sync_playwright() as p:
             browser = p.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM_ARGS)
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
-            page.goto(f"{url}/doc/tree/{scratch.name}")
+            page.goto(f"{url}/lab/tree/{scratch.name}")
             page.wait_for_selector(".jp-Notebook", timeout=60_000)
-            page.wait_for_selector('[data-status="idle"]', timeout=90_000)
-            page.keyboard.press("Escape")
-            page.evaluate("() => 0")
-            page.click("text=Run")
-            page.click("text=Run All Cells")
+            page.wait_for_timeout(8000)
+            choose_kernel(page)
+            page.wait_for_selector(
+                '.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=90_000
+            )
+            for _ in range(3):
+                page.click(".lm-MenuBar-itemLabel >> text='Run'")
+                page.click("text='Run All Cells'")
+                page.wait_for_timeout(4000)
+                if not choose_kernel(page):
+                    break
             wait_until_done(page, args.minutes * 60)
             page.wait_for_timeout(8000)
             take(page, args.out)
@@ -90,14 +97,25 @@ def main() -> int:
         scratch.unlink(missing_ok=True)
 
 
+def choose_kernel(page) -> bool:
+    """Accepts the question for a kernel, where JupyterLab asks it."""
+    asked = page.locator(".jp-Dialog >> text='Select Kernel'").count() > 0
+    if asked:
+        page.click(".jp-Dialog button.jp-mod-accept")
+        page.wait_for_timeout(4000)
+    return asked
+
+
 def wait_until_done(page, seconds: float) -> None:
-    """Waits until no cell prompt shows `[*]`."""
-    end = time.monotonic() + seconds
-    page.wait_for_timeout(3000)
+    """Waits until the kernel has been idle at ten looks in a row: it is, briefly, between cells."""
+    end, idle = time.monotonic() + seconds, 0
+    page.wait_for_timeout(10_000)
     while time.monotonic() < end:
-        if page.locator(".jp-InputPrompt >> text='[*]:'").count() == 0:
+        busy = page.locator('.jp-Notebook-ExecutionIndicator[data-status="busy"]').count()
+        idle = 0 if busy else idle + 1
+        if idle == 10:
             return
-        page.wait_for_timeout(2000)
+        page.wait_for_timeout(500)
     raise SystemExit(f"still running after {seconds:.0f} s")
 
 
