@@ -234,6 +234,8 @@ def open_connection(wish: Wish, environment: Environment) -> Connection:
     if not environment.on_gce:
         # Elsewhere libtpu would ask Google Cloud's metadata server 30 times before it gives up.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        # TensorFlow's start-up chatter would fill a notebook's cells; its errors still show.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if environment.accelerator == "tpu" or wish.tpu is not None:
         address: str | None = wish.tpu or "local"
         notes.append(f"TPU: {address}; {', '.join(environment.evidence) or 'as asked'}")

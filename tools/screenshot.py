@@ -84,6 +84,7 @@ def main() -> int:
                     break
             wait_until_done(page, args.minutes * 60)
             page.wait_for_timeout(8000)
+            reload_tensorboard(page)
             take(page, args.out)
             failed = page.locator(
                 ".jp-RenderedText[data-mime-type*=stderr] >> text=Traceback"
@@ -117,6 +118,16 @@ def wait_until_done(page, seconds: float) -> None:
             return
         page.wait_for_timeout(500)
     raise SystemExit(f"still running after {seconds:.0f} s")
+
+
+def reload_tensorboard(page) -> None:
+    """Presses TensorBoard's round arrow, where a cell shows one."""
+    if page.locator("iframe").count():
+        page.locator("iframe").first.scroll_into_view_if_needed()
+        button = page.frame_locator("iframe").first.locator("app-header-reload button")
+        if button.count():
+            button.first.click()
+            page.wait_for_timeout(8000)
 
 
 def take(page, out: Path) -> None:
