@@ -121,13 +121,18 @@ def wait_until_done(page, seconds: float) -> None:
 
 
 def reload_tensorboard(page) -> None:
-    """Presses TensorBoard's round arrow, where a cell shows one."""
+    """Presses TensorBoard's round arrow, where a cell shows one, and picks loss and accuracy."""
+    if page.locator("text='No' >> visible=true").count():
+        page.locator("text='No' >> visible=true").first.click()  # Jupyter news
     if page.locator("iframe").count():
         page.locator("iframe").first.scroll_into_view_if_needed()
         button = page.frame_locator("iframe").first.locator("app-header-reload button")
         if button.count():
             button.first.click()
-            page.wait_for_timeout(8000)
+            page.wait_for_timeout(5000)
+            tags = page.frame_locator("iframe").first.locator("input[placeholder*='Filter tags']")
+            tags.first.fill("^loss|^accuracy")
+            page.wait_for_timeout(5000)
 
 
 def take(page, out: Path) -> None:
