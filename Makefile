@@ -43,7 +43,8 @@ test-tensorflow test-jax: test-%: setup
 # The same notebooks as on Colab; the environment shrinks the work, never the code path.
 notebooks-tensorflow notebooks-jax: notebooks-%: setup
 	CT_ENGINE=$* CT_SIZE=tiny CT_RUN_DIR=$$(mktemp -d) \
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 notebooks
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=900 \
+	  --nbval-kernel-startup-timeout=300 notebooks
 
 notebooks: setup
 	$(BIN)/jupyter lab notebooks

@@ -149,6 +149,7 @@ def execute(path: Path, out: Path, env: Mapping[str, str], show: Callable[[Progr
     client = Client(
         notebook,
         timeout=None,
+        startup_timeout=300,  # a busy or cold machine takes its time
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_execute=on_start,
