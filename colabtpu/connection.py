@@ -158,6 +158,9 @@ class Connection:
         rows = [f"  {name:<9} {value}" for name, value in self._rows()]
         return "\n".join([self._title(), *rows, *(f"  - {note}" for note in self.notes)])
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.describe())
+
     def _repr_html_(self) -> str:
         cell = "<tr><td style='text-align:left;opacity:.7'>{}</td><td style='text-align:left'>{}"
         rows = "".join(cell.format(n, html.escape(v)) + "</td></tr>" for n, v in self._rows())
@@ -278,7 +281,7 @@ def _open_tpu(
         chip = environment.chip if address == "local" else None
         return _connection(engine, "tpu", chip, names, notes, address=address, handle=handle)
     if wish.tpu is not None:
-        raise failures[0]
+        raise next((f for f in failures if isinstance(f, NoTPUError)), failures[0])
     require_no_bystander(engines, address, notes)
     return None
 
@@ -312,7 +315,7 @@ def _connection(
     import keras
 
     version = sys.modules[engine].__version__
-    notes.append(f"Engine: {LABELS[engine]} {version}, Keras {keras.__version__}")
+    notes.append(f"Versions: {LABELS[engine]} {version}, Keras {keras.__version__}")
     return Connection(engine, device, chip, names, tuple(notes), address, handle)
 
 
