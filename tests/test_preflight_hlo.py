@@ -97,3 +97,15 @@ def test_started_collectives_count_their_result_once():
     )
     (gathered,) = hlo.collectives(text)
     assert (gathered.kind, gathered.size_bytes) == ("all-gather", 64 * 128 * 4)
+
+
+def test_a_buffer_that_is_only_moved_is_named_after_what_it_holds():
+    text = SCHEDULED.replace(
+        "%fast = f32[1000,256]{1,0:T(8,128)S(1)} copy(%h2)",
+        "%moved = (f32[1000,256]{1,0:T(8,128)}, f32[1000,256]{1,0:T(8,128)}, u32[]) "
+        "copy-start(%h2)\n  %fast = f32[1000,256]{1,0:T(8,128)} copy-done(%moved)",
+    )
+    moved = next(b for b in hlo.peak(text)[1] if b.kind == "copy-start")
+    assert moved.shape == "f32[1000,256]"
+    assert moved.size_bytes == 1000 * 256 * 4
+    assert moved.op.endswith("transpose(jvp(net/layer_1))/mul")

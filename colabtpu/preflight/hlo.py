@@ -237,7 +237,7 @@ def _peak_of(
         for owner in [o for o in live if last.get(o, index) <= index]:
             total -= live.pop(owner)
     by_name = {line.name: line for line in lines}
-    buffers = [_buffer(by_name[n], size) for n, size in at_best.items()]
+    buffers = [_buffer(by_name[n], size, by_name) for n, size in at_best.items()]
     if inside[0]:
         buffers += _peak_of(found, inside[0], done)[1]
     done[name] = (best, buffers)
@@ -298,7 +298,16 @@ def _read(line: Instruction, owners: dict[str, set[str]]) -> set[str]:
     return owners.get(line.name, set()).union(*(owners.get(o, set()) for o in line.operands))
 
 
-def _buffer(line: Instruction, size: int) -> Buffer:
+def _buffer(line: Instruction, size: int, by_name: dict[str, Instruction]) -> Buffer:
     shapes = [f"{m[1]}[{m[2]}]" for m in _SHAPE.finditer(line.shape)]
-    shown = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes[:2])}, …)"
-    return Buffer(size, shown if shapes else line.shape, line.op_name, line.opcode)
+    alone = len(shapes) == 1 or line.opcode.endswith("-start")
+    shown = shapes[0] if alone else f"({', '.join(shapes[:2])}, …)"
+    return Buffer(size, shown if shapes else line.shape, _origin(line, by_name), line.opcode)
+
+
+def _origin(line: Instruction, by_name: dict[str, Instruction], depth: int = 4) -> str:
+    """The path of the operation, or of the one whose result it moves about."""
+    source = by_name.get(next(iter(line.operands), ""))
+    if line.op_name or source is None or depth == 0:
+        return line.op_name
+    return _origin(source, by_name, depth - 1)

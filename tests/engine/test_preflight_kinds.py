@@ -155,9 +155,9 @@ def test_it_compiles_and_fits(build):
     model, data = build()
     report = ct.preflight(model, data, target="v5e-1", memory_only=True)
     assert (report.compiles, report.fits) == (True, True), report
-    # The weights are there to the byte, but for the padding of their tiles.
+    # All weights are there; small ones are padded to a tile of 4 KiB.
     weights = sum(v.value.nbytes if ENGINE == "jax" else v.numpy().nbytes for v in model.weights)
-    assert weights <= dict(report.hbm_parts)["weights"] <= 3 * weights
+    assert weights <= dict(report.hbm_parts)["weights"] <= 3 * weights + 2**16
 
 
 def test_ragged_rows_are_refused_with_the_way_out():
