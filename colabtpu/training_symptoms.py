@@ -69,7 +69,7 @@ MEMORY = (
         "The compiled step needs more memory than one device has; the host's memory does not "
         "count.",
         "Halve the per-core batch and accumulate gradients, or shorten the rows; "
-        "colabtpu.preflight() finds the largest batch that fits",
+        "colabtpu.preflight.largest_batch() finds the one that fits",
         "ColabFold#62, EasyDeL#78, libtpu 0.0.52",
     ),
     Symptom(

@@ -189,7 +189,9 @@ def test_in_a_real_kernel_the_note_is_part_of_the_cells_output():
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     cells = ["from colabtpu import doctor\ndoctor.watch()", "{}['COLAB_TPU_ADDR']", "1/0"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, allow_errors=True, kernel_name="python3").execute()
+    nbclient.NotebookClient(
+        notebook, allow_errors=True, kernel_name="python3", startup_timeout=300
+    ).execute()
     first, known, unknown = (json.dumps(cell.outputs) for cell in notebook.cells)
     assert "True" in first
     assert "python -m colabtpu migrate" in known
